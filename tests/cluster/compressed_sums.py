@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-# From what each replica would send, the sum and what each replica has left.
+# The sum, and the error that each replica keeps.
 Summed = tuple[np.ndarray, list[np.ndarray]]
+# A method makes these from the array that each replica would send without compression.
 Method = Callable[[Sequence[np.ndarray]], Summed]
 
 
@@ -20,7 +21,7 @@ class PowerSgd:
     """Algorithm 1 of Vogels et al., 2019, with sums in the place of means."""
 
     def __init__(self, rank: int, columns: int, seed: int):
-        # Where the iteration starts is no matter of the algorithm.
+        # The algorithm leaves the start of the iteration open; it is the project's.
         start = tf.random.stateless_normal([columns, rank], [0, seed])
         self._q = start.numpy().astype(np.float64)
 
@@ -38,7 +39,7 @@ class PowerSgd:
 
 
 class TopK:
-    """Stich et al., 2018, for each tensor."""
+    """The method of Stich et al., 2018, for one tensor."""
 
     def __init__(self, fraction: float):
         self._fraction = fraction
@@ -54,13 +55,13 @@ class TopK:
 
 
 class Int8:
-    """Rounded once by each replica, and once by the replica that adds a part up."""
+    """Rounding to 8 bits by each replica, and again by the replica that adds a part."""
 
     def __init__(self, owners: np.ndarray):
-        """Is for one tensor.
+        """Prepares the sums of one tensor.
 
         Args:
-          owners: The replica that adds up each number, with the tensor's shape.
+          owners: Replica that adds up each number, with the tensor's shape.
         """
         self._owners = owners
 
@@ -76,16 +77,16 @@ class Int8:
 
 
 def rounded_once(values: Sequence[np.ndarray]) -> Summed:
-    """Each worker's 8-bit integers, added up by a server that does not round."""
+    """Returns the sum of each worker's 8-bit integers, which is not rounded again."""
     sent = [rounded(value) for value in values]
     return sum(sent), [v - s for v, s in zip(values, sent, strict=True)]
 
 
 class OneWay:
-    """Each worker by itself, as if there were no other, added up by a server."""
+    """The sum by a server of the values that each worker compresses alone."""
 
     def __init__(self, methods: Sequence[Method]):
-        """Takes the method of each worker."""
+        """Keeps the method of each worker."""
         self._methods = methods
 
     def __call__(self, values: Sequence[np.ndarray]) -> Summed:
@@ -94,7 +95,7 @@ class OneWay:
 
 
 def rounded(value: np.ndarray) -> np.ndarray:
-    """To 127 steps on either side of zero, of one size for 256 numbers."""
+    """Rounds to 127 steps on either side of zero, one step size for 256 numbers."""
     found = []
     for start in range(0, value.size, 256):
         block = value.ravel()[start : start + 256]
@@ -106,11 +107,11 @@ def rounded(value: np.ndarray) -> np.ndarray:
 def with_error_feedback(
     method: Method, gradients: Sequence[Sequence[np.ndarray]]
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The sum of each step, and each replica's error after the last.
+    """Returns the sum of each step, and each replica's error after the last.
 
     Args:
-      method: for one tensor.
-      gradients: of each replica, for each step.
+      method: Method for one tensor.
+      gradients: Gradient of each replica, for each step.
     """
     errors = [np.zeros_like(gradient) for gradient in gradients[0]]
     sums = []

@@ -1,4 +1,4 @@
-"""A loss that is linear in the weights: gradients are the features themselves.
+"""A loss that is linear in the weights, so that gradients are the features.
 
 So a test knows the gradient of every replica and step without a training.
 """
@@ -10,7 +10,7 @@ import math
 import keras
 import numpy as np
 
-# By what compressions do with them: large, short, and of four axes.
+# Shapes that compression methods treat differently: large, short, and of four axes.
 SHAPES = {"matrix": (20, 30), "vector": (30,), "kernel": (3, 3, 4, 10)}
 SIZES = {name: math.prod(shape) for name, shape in SHAPES.items()}
 NUM_EXAMPLES = 24
@@ -18,7 +18,7 @@ NUM_EXAMPLES = 24
 
 @keras.saving.register_keras_serializable("linear_loss")
 class Products(keras.layers.Layer):
-    """The sum of all products of a weight and a feature, for each example."""
+    """A layer that returns the sum of all products of a weight and a feature."""
 
     def build(self, input_shape: tuple[int, ...]) -> None:
         del input_shape
@@ -39,7 +39,7 @@ def model() -> keras.Model:
 
 
 def features() -> np.ndarray:
-    """Gradients of examples [n, sizes]: of several magnitudes, and of no low rank."""
+    """Returns gradients of examples [n, sizes], of several magnitudes and full rank."""
     random = np.random.default_rng(seed=3)
     shape = (NUM_EXAMPLES, sum(SIZES.values()))
     return random.normal(size=shape) * np.exp(random.normal(size=shape))
@@ -51,7 +51,7 @@ def data() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]
 
 
 def parts_of(vector: np.ndarray) -> dict[str, np.ndarray]:
-    """The gradient of each weight, of the sum of some examples' features."""
+    """Returns the gradient of each weight from a sum of some examples' features."""
     ends = np.cumsum(list(SIZES.values()))[:-1]
     parts = zip(SHAPES.items(), np.split(vector, ends), strict=True)
     return {name: part.reshape(shape) for (name, shape), part in parts}

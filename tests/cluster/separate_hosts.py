@@ -1,7 +1,7 @@
-"""Hosts of a network of the test's own, each a network namespace with an address.
+"""Hosts of a private network, each a network namespace with an address.
 
-A bridge in a namespace is the switch, and a pair of virtual interfaces the cable from
-each host to it (man 4 veth). Processes hold the namespaces; with them all is gone.
+A bridge in a namespace is the switch, and a pair of virtual interfaces is the cable
+from each host to it (man 4 veth). Processes hold the namespaces, which end with them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 
 TOOLS = ("unshare", "nsenter", "ip")
-# As an ordinary user in a user namespace, in which networks may be made.
+# An ordinary user may make networks in a user namespace.
 _WAYS = (("unshare", "--net"), ("unshare", "--user", "--map-root-user", "--net"))
 
 
@@ -25,9 +25,9 @@ class Hosts:
     """Hosts whose cables can be pulled.
 
     Attributes:
-      switch: the process that holds the namespace of the bridge.
-      holders: those of the hosts.
-      enters_user: whether they are in a user namespace.
+      switch: Process that holds the namespace of the bridge.
+      holders: Processes that hold the namespaces of the hosts.
+      enters_user: Whether the hosts are in a user namespace.
     """
 
     switch: subprocess.Popen[bytes]
@@ -38,24 +38,24 @@ class Hosts:
         return f"10.77.0.{host + 1}"
 
     def before(self, host: int) -> list[str]:
-        """What goes before a command that is to run on a host."""
+        """Returns the words that precede a command to run it on a host."""
         return _enter(self.holders[host], self.enters_user)
 
     def cut_off(self, host: int) -> None:
-        """The others hear nothing any more, and the host sees that its cable is out."""
+        """Pulls the cable of a host: the others hear nothing, and the host sees it."""
         self._set_port(host, "down")
 
     def connect(self, host: int) -> None:
-        """Puts the cable back."""
+        """Plugs the cable of a host in again."""
         self._set_port(host, "up")
 
     def processes(self, host: int) -> list[int]:
-        """Ids of the processes that are on a host, but for the one that holds it."""
+        """Returns the ids of the processes on a host, except the one that holds it."""
         holder = self.holders[host].pid
         network = os.readlink(f"/proc/{holder}/ns/net")
         found = []
         for path in pathlib.Path("/proc").glob("[0-9]*/ns/net"):
-            # Some end meanwhile.
+            # A process may have ended meanwhile.
             with contextlib.suppress(OSError):
                 if os.readlink(path) == network:
                     found.append(int(path.parts[2]))
@@ -67,7 +67,7 @@ class Hosts:
 
 @functools.cache
 def reason_for_none() -> str:
-    """Why this machine allows no such hosts; nothing if it does."""
+    """Returns why this machine allows no such hosts, or an empty text."""
     missing = [name for name in TOOLS if shutil.which(name) is None]
     if missing:
         return f"{', '.join(missing)} not installed"
@@ -75,15 +75,15 @@ def reason_for_none() -> str:
         with separate_hosts(1):
             return ""
     except OSError as error:
-        return f"no network of the test's own here: {error}"
+        return f"no private network on this machine: {error}"
 
 
 @contextlib.contextmanager
 def separate_hosts(number: int) -> Iterator[Hosts]:
-    """Hosts with the addresses 10.77.0.1 and up, all connected.
+    """Yields connected hosts with the addresses 10.77.0.1 and up.
 
     Raises:
-      OSError: the kernel allows no network namespaces, or no such interfaces.
+      OSError: The kernel allows no network namespaces, or no such interfaces.
     """
     with contextlib.ExitStack() as held:
         way = next((way for way in _WAYS if _works(way)), None)
@@ -128,13 +128,13 @@ def _works(way: Sequence[str]) -> bool:
 
 @contextlib.contextmanager
 def _holder(way: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a namespace of its own, which ends with this one."""
+    """Yields a process in a new namespace, which ends with the block."""
     with subprocess.Popen(
         [*way, "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        # What comes back says that the namespace has been made.
+        # The echoed line shows that the namespace exists.
         process.stdin.write(b"made\n")
         if process.stdout.readline() != b"made\n":
             raise OSError(f"{' '.join(way)} ends with {process.wait()}")
@@ -147,7 +147,11 @@ def _enter(holder: subprocess.Popen[bytes], enters_user: bool) -> list[str]:
 
 
 def _ip(holder: subprocess.Popen[bytes], enters_user: bool, *lines: str) -> None:
-    """Raises OSError: the kernel or the program refuses one of the lines."""
+    """Runs lines of `ip` in the namespace of a process.
+
+    Raises:
+      OSError: The kernel or `ip` refuses one of the lines.
+    """
     done = subprocess.run(
         [*_enter(holder, enters_user), "ip", "-batch", "-"],
         input="\n".join(lines),

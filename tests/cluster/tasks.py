@@ -1,4 +1,4 @@
-"""Starts the tasks of a cluster one by one, as a scheduler would."""
+"""Functions that start the tasks of a cluster one by one, as a scheduler does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SECONDS_BETWEEN_LOOKS = 0.05
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Task:
-    """A process that has been started as one task of a cluster."""
+    """A process that was started as a task, and the files of its output."""
 
     process: Process
     output: pathlib.Path
@@ -44,11 +44,11 @@ class Tasks:
     """Processes of one cluster, by the name of their task.
 
     Attributes:
-      addresses: host:port by job.
-      folder: for the run and for what each task prints.
-      flags: of every task.
-      before: what goes before the command of a task, by its name.
-      started: what runs, or has run.
+      addresses: Addresses host:port by job.
+      folder: Folder of the run and of the output of each task.
+      flags: Flags of every task.
+      before: Words that precede the command of a task, by its name.
+      started: Tasks that run or have run.
     """
 
     addresses: Mapping[str, tuple[str, ...]]
@@ -74,10 +74,10 @@ class Tasks:
         """Starts the program as one task.
 
         Args:
-          name: of the task.
-          flags: of its own, at the end.
-          begin: what to run instead of the program.
-          known_as: in `started`, where two have one name.
+          name: Name of the task.
+          flags: Flags of this task alone, which follow the common flags.
+          begin: Command to run instead of the program.
+          known_as: Key in `started`, where two processes have the same task.
         """
         known_as = known_as or name
         job, _, index = name.rpartition("-")
@@ -101,7 +101,7 @@ class Tasks:
         return self.started[known_as]
 
     def wait_until(self, holds: Callable[[], bool], what: str) -> None:
-        """Looks again and again until something holds while all tasks run."""
+        """Waits until a condition holds; fails when a task ends before."""
         deadline = time.monotonic() + processes.PATIENCE_SECONDS
         while not holds():
             for name, task in self.started.items():
@@ -116,7 +116,7 @@ class Tasks:
             time.sleep(_SECONDS_BETWEEN_LOOKS)
 
     def wait_for_checkpoint(self) -> None:
-        """Until a checkpoint shows that they train."""
+        """Waits until a checkpoint shows that the tasks train."""
         pattern = "checkpoints/step-*"
         self.wait_until(lambda: any(self.run_dir.glob(pattern)), "a checkpoint")
 
@@ -135,13 +135,13 @@ def cluster(
     *flags: str,
     absent: tuple[str, ...] = (),
 ) -> Iterator[Tasks]:
-    """Starts every task on a free port, and kills what still runs afterwards.
+    """Starts every task on a free port, and kills tasks that still run afterwards.
 
     Args:
-      folder: for the run and for what each task prints.
-      num_tasks: by job.
-      flags: of every task.
-      absent: tasks that are in the cluster and are not started.
+      folder: Folder of the run and of the output of each task.
+      num_tasks: Number of tasks by job.
+      flags: Flags of every task.
+      absent: Tasks of the cluster that are not started.
     """
     with running(Tasks(local_cluster(num_tasks), folder, flags), absent) as tasks:
         yield tasks
@@ -149,7 +149,7 @@ def cluster(
 
 @contextlib.contextmanager
 def running(tasks: Tasks, absent: tuple[str, ...] = ()) -> Iterator[Tasks]:
-    """Starts every task but those absent, and kills what still runs afterwards."""
+    """Starts every task except the absent ones, and kills those that run afterwards."""
     try:
         for name in Cluster(addresses=tasks.addresses).tasks():
             if name not in absent:

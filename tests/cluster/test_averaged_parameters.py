@@ -1,4 +1,4 @@
-"""Workers that train copies of the weights by themselves, and average them."""
+"""Tests of workers that train copies of the weights and average them."""
 
 from __future__ import annotations
 
@@ -35,19 +35,32 @@ SMALL = (
 
 
 def variables_of(run: pathlib.Path, step: int, part: str) -> Mapping[str, np.ndarray]:
-    """What a checkpoint holds: `variables`, or what `replicas` have besides."""
+    """Returns the arrays of a checkpoint by name.
+
+    Args:
+      run: Run folder.
+      step: Step of the checkpoint.
+      part: `variables`, or `replicas` for the state that replicas have in addition.
+    """
     saved = tf.train.load_checkpoint(str(run / f"checkpoints/step-{step:08}" / part))
     values = {
         name: saved.get_tensor(name) for name in saved.get_variable_to_shape_map()
     }
-    # All but the description of the objects, which is text.
+    # The description of the objects is text and is left out.
     return {name: v for name, v in values.items() if not isinstance(v, bytes)}
 
 
 def assert_same_training(
     run: pathlib.Path, reference: pathlib.Path, steps: int, tolerance: float
 ) -> None:
-    """Losses of all steps and evaluations, and every variable at the end."""
+    """Asserts equal losses at all steps, and equal variables at the end.
+
+    Args:
+      run: Run folder to check.
+      reference: Run folder of the reference.
+      steps: Number of steps.
+      tolerance: Largest relative difference of a loss, and of a variable by its norm.
+    """
     for name in ("train_loss", "eval_loss", "eval_accuracy"):
         got, want = (
             {row["step"]: row[name] for row in metrics_of(path) if name in row}
@@ -66,7 +79,7 @@ def assert_same_training(
 def test_averaged_after_every_step_it_is_one_device(tmp_path: pathlib.Path) -> None:
     """Momentum is linear in gradients: its mean is the momentum of their mean.
 
-    Without momentum, on any number of replicas, it is a test of conformance.
+    tests/conformance tests it without momentum, on any number of replicas.
     """
     num_workers = 3
     flags = (
@@ -85,7 +98,8 @@ def test_averaged_after_every_step_it_is_one_device(tmp_path: pathlib.Path) -> N
     assert_same_training(tmp_path / "run", tmp_path / "one", 20, 1e-12)
     sent = 2 * (num_workers - 1) / num_workers * WEIGHT_BYTES
     assert result["communication"]["bytes_per_step_per_replica"] == pytest.approx(
-        # Momenta, and the learning rate, which optimizers keep as a variable.
+        # The workers send weights and momenta, and the learning rate, which is a
+        # variable of the optimizer.
         2 * sent,
         rel=0.01,
     )
@@ -94,7 +108,7 @@ def test_averaged_after_every_step_it_is_one_device(tmp_path: pathlib.Path) -> N
 
 @pytest.mark.exhaustive
 def test_workers_do_what_replicas_of_one_process_do(tmp_path: pathlib.Path) -> None:
-    """Also if they are stopped and go on between two averages; masks are the same."""
+    """The workers stop between two averages and continue with the same masks."""
     flags = (
         *SMALL,
         "--optimizer=momentum",
@@ -108,12 +122,12 @@ def test_workers_do_what_replicas_of_one_process_do(tmp_path: pathlib.Path) -> N
     train(run, *WORKERS, "--num_workers=2", *flags, "--train_steps=12")
     kept = variables_of(run, 12, "replicas").values()
     apart = [copies for copies in kept if copies.shape == (2, 8, 10)]
-    # A kernel and its momentum, of which the workers have different ones.
+    # A kernel and its momentum differ between the workers.
     assert len(apart) == 2
     assert not any(np.allclose(*copies, rtol=1e-3) for copies in apart)
     more = ("--train_steps=23", "--resume=auto", "--steps_per_loop=2")
     result = train(run, *WORKERS, "--num_workers=2", *flags, *more)
-    # What adam is granted in double precision, for sums in another order.
+    # The bound of adam in double precision, because sums have another order.
     assert_same_training(run, one, 23, 1e-10)
     assert result["steps"] == 23
     assert result["examples_seen"] == result_of(one)["examples_seen"]
@@ -133,7 +147,7 @@ def test_they_are_another_training_unless_they_sum_gradients() -> None:
 
 @pytest.mark.exhaustive
 def test_one_that_diverges_ends_all(tmp_path: pathlib.Path) -> None:
-    """Its own copy is no number long before an average is due."""
+    """A worker's copy has values that are no numbers long before an average is due."""
     flags = ("--optimizer=sgd", "--learning_rate=1e38", "--weight_decay=1e38")
     with cluster(
         tmp_path,
@@ -153,7 +167,7 @@ def test_one_that_diverges_ends_all(tmp_path: pathlib.Path) -> None:
 def test_a_signal_to_one_ends_all_after_a_checkpoint_of_all(
     tmp_path: pathlib.Path,
 ) -> None:
-    """And a lost one ends the run that goes on from there, by name."""
+    """Then a lost worker ends the resumed run, which names the worker."""
     flags = (
         *WORKERS,
         *("--model=mlp", "--hidden_units=8", "--train_steps=1000000"),
@@ -171,7 +185,7 @@ def test_a_signal_to_one_ends_all_after_a_checkpoint_of_all(
     result = result_of(tasks.run_dir)
     assert result["status"] == "preempted"
     kept = variables_of(tasks.run_dir, result["steps"], "replicas").values()
-    # All that replicas have was kept at this step, not at one before.
+    # The checkpoint has the replicas' state of this step, not of an earlier one.
     assert result["steps"] in [int(value) for value in kept if value.shape == ()]
     with cluster(tmp_path, {"worker": 2}, *flags) as tasks:
         later = (

@@ -1,4 +1,4 @@
-"""What becomes of synchronous training when one worker is slow."""
+"""Tests of synchronous training with one slow worker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FLAGS = (
     "--set=report.histogram_every_steps=none",
     # An evaluation is divided among all workers, and waits for a suspended one.
     "--eval_every_steps=none",
-    # So that the workers do not fight for cores, of which there are fewer.
+    # The delay keeps the workers from competing for the machine's few cores.
     "--set=length.step_delay_milliseconds=10",
 )
 
@@ -44,7 +44,7 @@ def steps_within(run: pathlib.Path, seconds: float) -> int:
     return processes.last_step_of(run) - before
 
 
-# Without one there is no pace at all.
+# Without a backup worker no step is made while a worker is suspended.
 @pytest.mark.parametrize("backup_workers", [further(0), 1])
 def test_one_backup_worker_restores_the_pace(
     backup_workers: int, tmp_path: pathlib.Path
@@ -59,7 +59,7 @@ def test_one_backup_worker_restores_the_pace(
         worker = processes.task_of(launcher.pid, "worker", NUM_WORKERS - 1)
         worker.suspend()
         try:
-            # What was under way when it stopped may still be written.
+            # Steps that began before it stopped may still be written.
             time.sleep(1)
             pace_without_it = steps_within(run, FROZEN_SECONDS)
         finally:
@@ -77,7 +77,8 @@ def test_one_backup_worker_restores_the_pace(
     assert result["traits"]["synchronous"]
     assert result["traits"]["matches_one_device"] == (backup_workers == 0)
     if backup_workers:
-        # Half, because a busy machine has its ups and downs; without a backup it is 0.
+        # The speed of a busy machine varies, so half of the pace is enough; without a
+        # backup the pace is 0.
         assert pace_without_it > pace / 2
         assert result["dropped_gradients"] > 0
     else:
@@ -86,28 +87,28 @@ def test_one_backup_worker_restores_the_pace(
 
 
 def assert_can_be_evaluated(run: pathlib.Path) -> None:
-    """By one process, to which the flags of a cluster mean nothing."""
+    """Asserts that one process evaluates the run, in spite of cluster flags."""
     done = processes.run("--mode=evaluate", f"--run_dir={run}")
     assert done.returncode == 0, done.stderr
 
 
 BATCH_SIZE = 7
-# Shares that one update may add up: those of its own batch, or one of them and the
-# share of the next batch that the third worker computes meanwhile.
+# Shares that one update may add up, as batches ahead and index: both shares of its own
+# batch, or one of them and the share of the next batch that the third worker computes.
 ON_TIME = ((0, 0), (0, 1))
 WITH_THE_BACKUP = (((0, 0), (1, 0)), ((0, 1), (1, 0)))
-# Of sums of a few float64 numbers.
+# Bound of the rounding of sums of a few float64 numbers.
 TOLERANCE = 1e-12
 
 
 def test_an_update_is_the_mean_over_the_rows_that_came_in_time(
     tmp_path: pathlib.Path,
 ) -> None:
-    """Keras's gradient of those rows, whichever worker was late.
+    """The update equals Keras's gradient of these rows, whichever worker was late.
 
-    Batches have 7 and 2 rows, so that a share has more rows or fewer than another. A
-    sum that is not scaled to its rows differs, and so does a backup that computes the
-    same rows as another worker.
+    Batches have 7 and 2 rows, so that shares differ in size. A sum that is not scaled
+    to its rows would differ, and so would a backup that computes the same rows as
+    another worker.
     """
     run = tmp_path / "run"
     flags = (
@@ -128,7 +129,8 @@ def test_an_update_is_the_mean_over_the_rows_that_came_in_time(
         "--set=strategy.peer_timeout_seconds=120",
     )
     with processes.started(*flags, folder=tmp_path) as launcher:
-        # Any of the three may be the backup. Without another it has to be heard.
+        # Any of the three may be the backup, whose share counts once another worker is
+        # suspended.
         for index in range(NUM_WORKERS):
             wait_for_steps(run, 3, launcher)
             worker = processes.task_of(launcher.pid, "worker", index)
@@ -159,7 +161,13 @@ def wait_for_steps(run: pathlib.Path, number: int, launcher) -> None:
 def shares_taken(
     number: int, before: RecordedStep, step: RecordedStep
 ) -> tuple[tuple[int, int], ...]:
-    """Returns the shares, as batches ahead and place in it, that an update added up."""
+    """Returns the shares that an update added up, as batches ahead and index.
+
+    Args:
+      number: Number of the step before the update.
+      before: Recorded step before, with the weights of the update's gradients.
+      step: Recorded step of the update.
+    """
     model = factories.perceptron()
     for variable in model.trainable_variables:
         variable.assign(before.weights[variable.path])
@@ -174,7 +182,7 @@ def shares_taken(
 
 
 def rows_of(batch: int, shard_index: int) -> np.ndarray:
-    """The first share has one row more where they are odd."""
+    """Returns the rows of a share; the first has one row more of an odd number."""
     order = Order(
         num_examples=factories.NUM_EXAMPLES, global_batch_size=BATCH_SIZE, seed=0
     )
@@ -194,6 +202,6 @@ def gradient_of_mean(model: keras.Model, rows: np.ndarray) -> np.ndarray:
 
 @pytest.fixture(autouse=True)
 def double_precision() -> None:
-    """Of the models that this process makes to compare with."""
+    """Sets the precision of the models that this process compares with."""
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")

@@ -1,4 +1,4 @@
-"""Strategies of several processes, as real processes of the real entry point."""
+"""Tests of strategies of several processes, as processes of the entry point."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.processes import ROOT, metrics_of, result_of, train
 
 pytestmark = pytest.mark.cluster
 
-# 1438 examples in batches of 100: step 15 has 38. Clipping, decay and schedule are all
-# in force, and in double precision no wrong factor can hide behind rounding.
+# 1438 examples in batches of 100: step 15 has 38. Clipping, decay and schedule all have
+# an effect, and in double precision rounding cannot hide a wrong factor.
 SAME = (
     "--model=mlp",
     "--dtype=float64",
@@ -63,7 +63,7 @@ def assert_same_training(folder: pathlib.Path, reference: pathlib.Path) -> None:
 
 
 def assert_same_checkpoints(folder: pathlib.Path, reference: pathlib.Path) -> None:
-    """The same variables of the same shapes, and each ends where it does there."""
+    """Asserts that two checkpoints have equal variables."""
     got, want = (
         tf.train.load_checkpoint(str(path / "checkpoints/step-00000020/variables"))
         for path in (folder, reference)
@@ -72,7 +72,7 @@ def assert_same_checkpoints(folder: pathlib.Path, reference: pathlib.Path) -> No
     assert got.get_variable_to_shape_map() == shapes
     for name in shapes:
         value, expected = got.get_tensor(name), want.get_tensor(name)
-        # All but the description of the objects, which is text.
+        # The description of the objects is text and is left out.
         if not isinstance(expected, bytes):
             distance = np.linalg.norm(value - expected)
             assert distance <= TOLERANCE * np.linalg.norm(expected), name
@@ -83,7 +83,8 @@ CLUSTERS = {
         "--strategy=multi_worker_mirrored",
         "--num_workers=2",
     ),
-    # 38 examples over three workers in four micro-batches each: 4, 3, 3 and 3, or less.
+    # 38 examples on three workers make four micro-batches each of 4, 3, 3 and 3, or
+    # fewer.
     "multi_worker_mirrored, 3 workers, 4 micro-batches": (
         "--strategy=multi_worker_mirrored",
         "--num_workers=3",
@@ -112,7 +113,7 @@ CLUSTERS = {
 }
 
 
-# Four micro-batches combine what the others show.
+# The clusters with micro-batches only combine features that the others test.
 @pytest.mark.parametrize(
     "cluster", chosen(CLUSTERS, [name for name in CLUSTERS if "micro" not in name])
 )
@@ -132,7 +133,8 @@ def test_same_training_as_one_device(
     assert len(told) == ("--log_device_placement" in CLUSTERS[cluster])
 
 
-# Each takes the run over from the one before and trains five steps of it that count.
+# Each strategy continues the run of the strategy before, and five of its steps are
+# kept.
 RELAY = (
     ("--strategy=parameter_server", "--update=sync", "--num_workers=2"),
     CLUSTERS["multi_worker_mirrored, 2 workers"],
@@ -166,13 +168,13 @@ def test_asynchronous_workers_learn_lose_no_update_and_report_staleness(
         "--strategy=parameter_server",
         f"--num_workers={num_workers}",
         "--model=mlp",
-        # A layer less is a third less to send for a step.
+        # One layer instead of two sends a third less in a step.
         "--hidden_units=64",
         f"--train_steps={num_steps}",
         "--dropout=0.1",
     )
     assert result["steps"] == result["attempted_steps"] == num_steps
-    # One device gets 0.97 to 0.98 here; three wrong digits of 359 are a percent.
+    # One device reaches 0.97 to 0.98 here; three wrong digits of 359 are a percent.
     assert result["final"]["eval_accuracy"] >= 0.95
     assert result["traits"]["synchronous"] is False
     assert result["dropped_gradients"] is None
@@ -194,7 +196,10 @@ def test_asynchronous_workers_learn_lose_no_update_and_report_staleness(
 def assert_staleness_is_reported(
     result: dict[str, Any], num_workers: int, num_steps: int
 ) -> None:
-    """Somebody was in between, at least once; and the parts make up the whole."""
+    """Asserts that at least one update was stale, and that parts equal the whole.
+
+    The parts are the histograms of the workers.
+    """
     staleness = result["staleness"]
     assert staleness["max"] >= 1
     assert 0 < staleness["mean"] <= staleness["max"]
@@ -215,7 +220,7 @@ def start(run_dir: pathlib.Path, *flags: str) -> Process:
 
 
 def started_tasks(launcher: Process, run_dir: pathlib.Path) -> list[psutil.Process]:
-    """The launcher's tasks, once a checkpoint shows that they train."""
+    """Returns a launcher's tasks, once a checkpoint shows that they train."""
     deadline = time.monotonic() + 120
     while not list(run_dir.glob("checkpoints/step-*")):
         assert launcher.poll() is None, processes.outputs_of(launcher)[1]
@@ -228,11 +233,11 @@ LONG = (
     "--model=mlp",
     "--train_steps=1000000",
     "--checkpoint_every_steps=50",
-    # Slower, to leave most of the processor to others.
+    # The delay leaves most of the processor to other tests.
     "--set=length.step_delay_milliseconds=10",
 )
-# A task is polled or told within a fraction of a second, and given 10 s to stop before
-# it is killed; the rest is for a busy machine.
+# The launcher polls or asks a task within a fraction of a second, and kills it after 10
+# s; the rest of the time is for a busy machine.
 SECONDS_TO_END = 15
 
 

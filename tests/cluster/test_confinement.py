@@ -1,6 +1,6 @@
-"""Nobody but its own tasks reaches a cluster that was started on this machine.
+"""Checks that only its own tasks reach a cluster that one command starts.
 
-The tasks are small programs, as all that matters here happens before they start.
+The tasks are small programs, because the network is made before they start.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ say = lambda line: print(line, file=sys.stderr, flush=True)
 sys.exit(Launcher(plan, say).run())
 """
 
-# What goes before a command, so that this machine allows it other things.
+# Words before a command that change the rights which the machine gives the command.
 AS_AN_ORDINARY_USER = ("setpriv", "--bounding-set=-sys_admin")
 WITHOUT_NAMESPACES = (
     *("unshare", "--user", "--map-root-user", "sh", "-c"),
@@ -73,7 +73,7 @@ WITHOUT_NAMESPACES = (
 
 
 def possible(prefix: tuple[str, ...]) -> bool:
-    """Whether this machine can stand in for one that is so."""
+    """Returns whether this machine can imitate a machine with certain rights."""
     if prefix and shutil.which(prefix[0]) is None:
         return False
     make = [*prefix, "unshare", "--user", "--net", "true"]
@@ -83,7 +83,7 @@ def possible(prefix: tuple[str, ...]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A launcher, and what is to become of its tasks."""
+    """A launcher with certain rights, and the expected isolation of its tasks."""
 
     prefix: tuple[str, ...]
     confine: str
@@ -112,7 +112,7 @@ def accepts(host: str, port: int) -> bool:
 
 
 def own_addresses() -> list[str]:
-    """IPv4 addresses of this machine, loopback included."""
+    """Returns the IPv4 addresses of this machine, loopback included."""
     return [
         address.address
         for addresses in psutil.net_if_addrs().values()
@@ -128,22 +128,22 @@ def test_tasks_reach_each_other_and_nobody_else_reaches_them(
 ) -> None:
     case = CASES[name]
     if not possible(case.prefix):
-        pytest.skip("this machine cannot stand in for such a one")
+        pytest.skip("this machine cannot imitate a machine with these rights")
     begin = [*case.prefix, sys.executable, "-c", LAUNCH, str(tmp_path), case.confine]
     with processes.started(TASK, folder=processes.ROOT, begin=begin) as launcher:
-        told = [tmp_path / f"worker-{index}" for index in (0, 1)]
+        reports = [tmp_path / f"worker-{index}" for index in (0, 1)]
         processes.wait_until(
-            lambda: all(path.exists() for path in told), "both tasks", launcher
+            lambda: all(path.exists() for path in reports), "both tasks", launcher
         )
         tasks = processes.tasks_of(launcher.pid)
-        # No process stays behind that would only hold the network.
+        # No further process runs only to hold the network.
         assert len(tasks) == 2
-        for path in told:
-            told_by_task = json.loads(path.read_text("utf-8"))
-            assert (told_by_task["interfaces"] == ["lo"]) == case.is_confined
-            reached = [accepts(host, told_by_task["port"]) for host in own_addresses()]
+        for path in reports:
+            report = json.loads(path.read_text("utf-8"))
+            assert (report["interfaces"] == ["lo"]) == case.is_confined
+            reached = [accepts(host, report["port"]) for host in own_addresses()]
             assert any(reached) != case.is_confined
-            # Users are numbered inside as outside.
+            # Files of the tasks belong to the user who started the launcher.
             assert (path.stat().st_uid, path.stat().st_gid) == (
                 os.geteuid(),
                 os.getegid(),
@@ -209,6 +209,6 @@ def test_traffic_of_a_confined_cluster_is_measured(
     assert measured is not None
     assert measured.exit_code == 0, (tmp_path / "log").read_text()
     assert measured.loopback_mib is not None
-    # 16 MiB of data; headers of packets and acknowledgements are a few hundredths, and
-    # what other programs send meanwhile is not in it.
+    # 16 MiB are data, and headers and acknowledgements a few hundredths of that.
+    # Traffic of other programs is not included.
     assert 16 <= measured.loopback_mib < 18

@@ -1,6 +1,6 @@
-"""Each task of a cluster on this machine has a host, and sends at its own rate.
+"""Tests of an emulated network, in which each task has a host and a limited rate.
 
-The rate is that of the interface, with the headers of Ethernet, IP and TCP.
+The rate is the rate of the interface and includes the headers of Ethernet, IP and TCP.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ needs_networks = pytest.mark.skipif(
 RING = ("--strategy=multi_worker_mirrored",)
 SERVER = ("--strategy=parameter_server", "--update=sync")
 SMALL = ("--model=mlp", "--hidden_units=8")
-# Nearly all the time it sends nothing.
+# A run that sends nothing for nearly all the time.
 QUIET = (
     *SMALL,
     "--train_steps=1000000",
@@ -71,7 +71,7 @@ while connection.recv(1 << 18):
 
 @dataclasses.dataclass(frozen=True)
 class Running:
-    """A run that has begun to train."""
+    """A run that has begun to train, with its tasks and hosts by name of the task."""
 
     launcher: Process
     folder: pathlib.Path
@@ -84,7 +84,7 @@ class Running:
         return subprocess.Popen([*words, *map(str, arguments)])
 
     def counters(self) -> dict[tuple[str, str], int]:
-        """Bytes that each task has received and sent."""
+        """Returns the bytes that each task has received and sent."""
         found = {}
         for task, process in self.tasks.items():
             text = pathlib.Path(f"/proc/{process.pid}/net/dev").read_text()
@@ -119,14 +119,14 @@ def training(folder: pathlib.Path, *flags: str) -> Iterator[Running]:
 
 @contextlib.contextmanager
 def sending(running: Running, pairs: Sequence[tuple[str, str]]) -> Iterator[None]:
-    """Sends as much as possible from task to task, all at the same time."""
+    """Sends as much as possible from task to task, for all pairs at the same time."""
     started = []
     try:
         for port, (sender, receiver) in enumerate(pairs, 2000):
             started.append(running.on(receiver, RECEIVE, port))
             started.append(running.on(sender, SEND, running.hosts[receiver], port))
         before = running.counters()
-        # A megabyte is more than the first messages of TCP.
+        # After a megabyte TCP's slow start is over.
         while not all(
             running.counters()[sender, "sent"] - before[sender, "sent"] > 1 << 20
             for sender, _ in pairs
@@ -168,7 +168,7 @@ def test_each_task_sends_and_receives_at_the_rate(
     strategy: tuple[str, ...], rate_mbit: int, tmp_path: pathlib.Path
 ) -> None:
     flags = (*strategy, f"--emulated_bandwidth_mbit={rate_mbit}", *QUIET)
-    # What is sent, and the tasks whose rate limits it.
+    # Pairs of senders and receivers, and the tasks whose rate limits them.
     loads: list[tuple[list[tuple[str, str]], tuple[str, ...]]]
     loads = [(BETWEEN_WORKERS, ("worker-0", "worker-1"))]
     if strategy == SERVER:
@@ -188,7 +188,7 @@ def test_each_task_sends_and_receives_at_the_rate(
             for task in bound:
                 for direction in ("sent", "received"):
                     rates = [window[task, direction] for window in windows]
-                    # Other work on this machine can make it slower, nothing faster.
+                    # Other work on this machine can only make it slower.
                     assert max(rates) == pytest.approx(rate_mbit, rel=0.1), (
                         task,
                         direction,
@@ -256,19 +256,19 @@ def test_nothing_is_left_of_a_launcher_that_is_killed(
             while interfaces(switch) != ["lo", "switch"]:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
-    # None of it was ever an interface of the machine.
+    # None of these was ever an interface of the machine itself.
     assert made == set()
 
 
 @contextlib.contextmanager
 def switch_of(launcher: int, others: set[str]) -> Iterator[int]:
-    """Opens the namespace that only the launcher has open."""
+    """Yields the only network namespace that just the launcher has open."""
     for path in pathlib.Path(f"/proc/{launcher}/fd").iterdir():
         if (name := os.readlink(path)).startswith("net:") and name not in others:
             descriptor = os.open(path, os.O_RDONLY)
             break
     else:
-        raise AssertionError("the launcher has no further network open")
+        raise AssertionError("the launcher has no other network open")
     try:
         yield descriptor
     finally:
@@ -310,7 +310,7 @@ def test_a_lost_task_is_started_again_on_its_host(
         tmp_path / "unlimited", *strategy, *QUIET, *further_flags
     )
     assert result["weights_sha256"] == unlimited["weights_sha256"]
-    # The folder is of use without that network.
+    # The run can be evaluated without that network.
     done = processes.run("--mode=evaluate", f"--run_dir={running.folder}")
     assert done.returncode == 0, done.stderr
 
@@ -396,7 +396,7 @@ def test_a_comparison_holds_the_network_fixed(tmp_path: pathlib.Path) -> None:
             (*ARMS, "--set=comparison.allow_different=emulated_bandwidth_mbit"),
             "emulated_bandwidth_mbit is slow: 1.0, fast: 1000.0.",
         ),
-        # One process has no network, and is compared nevertheless.
+        # A single process has no network, and can still be compared.
         (
             (
                 *(*ARMS[:3], *SMALL, "--strategies=one_device,multi_worker_mirrored"),
@@ -419,11 +419,12 @@ def test_arms_are_compared(
     if remark is not None:
         path = tmp_path / "c" / "runs" / "slow" / "seed-0" / "measured.json"
         measured = json.loads(path.read_text("utf-8"))
-        # 20 steps of two workers send 39 kB each, without the last fifth of a second.
+        # Each of two workers sends 39 kB in each of 20 steps. The last fifth of a
+        # second is not measured.
         assert 1.2 < measured["loopback_mib"] < 3
 
 
-# Other users may not be able to run that of these tests.
+# Another user may not be able to run the Python of these tests.
 SYSTEM_PYTHON = "/usr/bin/python3"
 AS_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 LIMITS = """
@@ -448,7 +449,7 @@ def test_an_ordinary_user_can_have_it() -> None:
     begin = AS_NOBODY if os.geteuid() == 0 else ()
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
-        # This project need not be readable to other users, either.
+        # Other users may not be able to read this project, either.
         package = pathlib.Path(folder, "strategies")
         shutil.copytree(processes.ROOT / "strategies", package)
         done = subprocess.run(
@@ -471,14 +472,14 @@ def test_an_ordinary_user_can_have_it() -> None:
 def test_asynchronous_workers_take_slow_steps_side_by_side(
     tmp_path: pathlib.Path,
 ) -> None:
-    """A step of 0.6 MB at 4 Mbit/s takes longer than a call is meant to."""
+    """A step of 0.6 MB at 4 Mbit/s takes longer than the intended length of a call."""
     result = processes.train(
         tmp_path / "run",
         *("--strategy=parameter_server", "--update=async", "--num_workers=2"),
         *("--model=mlp", "--hidden_units=1024", "--train_steps=25"),
         *("--eval_every_steps=none", "--emulated_bandwidth_mbit=4"),
     )
-    # None of the others is stale where one worker waits until the other has finished:
-    # in the first call, of one step, and at the end of each later one. On idle cores
-    # they are 6 of 25, and 14 with two steps in a call.
+    # An update is not stale where one worker waits until the other has finished: in the
+    # first call, which has one step, and at the end of each later call. On idle cores
+    # these are 6 of 25 updates, and 14 with two steps in a call.
     assert result["staleness"]["histogram"].get("0", 0) <= 10

@@ -1,4 +1,4 @@
-"""Two workers see the variables of one parameter server, and nothing is left."""
+"""Tests of the hello cluster: two workers and the variables of a parameter server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_one_worker_prints_12_and_the_other_40(tmp_path: pathlib.Path) -> None:
     with processes.started(folder=tmp_path, begin=BEGIN) as process:
         done = processes.end_of(process)
     assert done.returncode == 0
-    # Otherwise there is a line that says so.
+    # Where no private network is possible, a warning says so.
     assert done.stderr == "" or not possible(())
     holds, *others = done.stdout.splitlines()
     address = re.fullmatch(
@@ -45,7 +45,7 @@ def test_one_worker_prints_12_and_the_other_40(tmp_path: pathlib.Path) -> None:
 def test_tasks_end_with_the_launcher_however_it_ends(
     number: signal.Signals, exit_code: int, tmp_path: pathlib.Path
 ) -> None:
-    """One of them stands still meanwhile, so that the others wait for it."""
+    """One task is suspended meanwhile, so that the others wait for it."""
     with processes.started(folder=tmp_path, begin=BEGIN) as process:
         launcher = psutil.Process(process.pid)
         processes.wait_until(
@@ -53,14 +53,15 @@ def test_tasks_end_with_the_launcher_however_it_ends(
         )
         tasks = launcher.children()
         cluster = json.loads(tasks[0].environ()["TF_CONFIG"])["cluster"]
-        # It has told the kernel before that with whom it ends.
+        # Before it loads TensorFlow, a task asks the kernel to end it with its
+        # launcher.
         processes.wait_until(
             lambda: all(map(is_loading_tensorflow, tasks)), "TensorFlow", process
         )
         processes.task_of(process.pid, "worker", 1).suspend()
         process.send_signal(number)
         assert process.wait(processes.PATIENCE_SECONDS) == exit_code
-        # A second would do; the rest is for machines with much else to do.
+        # The tasks end within a second; a busy machine may need more.
         _, left = psutil.wait_procs(tasks, timeout=30)
         for task in left:
             task.kill()

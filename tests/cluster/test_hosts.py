@@ -1,4 +1,4 @@
-"""Hosts other than this machine's loopback are asked for, or there is no cluster."""
+"""Checks that hosts other than this machine need a flag that allows them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_other_hosts_are_refused_unless_they_are_allowed(mode: str, case: str) -
         assert cluster is not None
         assert cluster.addresses == {"worker": ("127.0.0.1:1", "10.0.0.2:2")}
     else:
-        # What comes next says that this is not all of Slurm's variables.
+        # The next error shows that the hosts were accepted.
         with pytest.raises(UsageError, match="SLURM_PROCID is missing"):
             cluster_of(allowed, environment)
 
@@ -116,7 +116,7 @@ def test_flags_that_contradict_tf_config_are_refused(case: str) -> None:
 
 @pytest.mark.parametrize("starter", [{}, {LAUNCHER_PID: "1"}], ids=["user", "compare"])
 def test_a_task_of_slurm_has_no_emulated_network(starter: dict[str, str]) -> None:
-    """Also in a run that another process has started, as a comparison does."""
+    """This holds too for a run that another process, such as a comparison, starts."""
     config = CONFIG.replace(emulated_bandwidth_mbit=100.0)
     with pytest.raises(
         UsageError, match=r"^--emulated_bandwidth_mbit=100\.0 is for task"
@@ -140,7 +140,7 @@ def test_what_a_launcher_gives_its_tasks_is_not_held_against_them() -> None:
 
 
 def test_one_host_by_two_names_is_refused_before_tensorflow_waits() -> None:
-    """This task would answer in the other's place."""
+    """Otherwise this task would answer in place of the other."""
     (own,) = local_cluster({"worker": 1})["worker"]
     names = {"127.0.0.1", socket.gethostname()}
     if socket.gethostbyname(socket.gethostname()) != "127.0.0.1":
@@ -158,7 +158,7 @@ def test_loopback_needs_no_permission() -> None:
 
 
 def test_a_process_refuses_before_it_loads_tensorflow(tmp_path: pathlib.Path) -> None:
-    """TensorFlow cannot be imported here, and nobody tries."""
+    """An import of TensorFlow would raise an error in this program."""
     program = (
         "import sys\n"
         "sys.modules['tensorflow'] = None\n"
@@ -176,8 +176,8 @@ def test_a_process_refuses_before_it_loads_tensorflow(tmp_path: pathlib.Path) ->
 
 @pytest.mark.cluster
 def test_every_task_says_what_allowing_them_means(tmp_path: pathlib.Path) -> None:
-    """Before it does anything: the others of this one never come."""
-    # A name that RFC 2606 keeps from ever existing, and nobody looks it up.
+    """The task warns before it does anything; its peers never start."""
+    # RFC 2606 guarantees that this host name never exists.
     flags = ("--strategy=parameter_server", "--run_dir=run", "--allow_remote_hosts")
     short = "--set=strategy.startup_timeout_seconds=0.1"
     addresses = {
@@ -226,7 +226,7 @@ def test_the_first_cluster_is_for_one_machine(
 def test_tasks_connect_without_a_proxy(
     strategy: str, name: str, tmp_path: pathlib.Path
 ) -> None:
-    """Nobody listens at port 9."""
+    """The proxy does not exist, so a connection through it would fail."""
     flags = (f"--strategy={strategy}", "--model=mlp", "--train_steps=5")
     words = processes.command(f"--run_dir={tmp_path / 'run'}", *flags)
     done = processes.run_words(words, tmp_path, **{name: "http://127.0.0.1:9"})

@@ -1,4 +1,4 @@
-"""Moving statistics under every way of updating, through the real entry point."""
+"""Tests of moving statistics under every way of updating, as real processes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ FLAGS = (
     "--learning_rate=0.05",
 )
 TWO_WORKERS = ("--num_workers=2",)
-# Of 300 examples one device gets 0.92 right, a guess 0.33. An update of older weights
-# may end elsewhere: two standard deviations of the difference are 0.044.
+# One device predicts 0.92 of 300 examples right, a guess 0.33. Stale updates may end at
+# another accuracy: two standard deviations of the difference are 0.044.
 ACCURACY, MARGIN = 0.92, 0.05
-# Each of 460 updates rounds twice to 24 bits, in the same direction at worst.
+# Each of 460 updates rounds twice to 24 bits, in the worst case in the same direction.
 ROUNDING = NUM_STEPS * 2 * 2.0**-24
-# Each replica has a moving average of its own there, with as many updates.
+# Ways of updating. With parameter_averaging each replica has its own moving average,
+# with as many updates.
 WAYS = [
     ("--strategy=one_device",),
     ("--strategy=tower", "--update=async", "--num_replicas=2"),
@@ -44,7 +45,7 @@ WAYS = [
 
 
 def moving_variances(folder: pathlib.Path) -> dict[int, np.ndarray]:
-    """By how many numbers there are."""
+    """Returns the moving variances of the last checkpoint, by their length."""
     path = str(folder / f"checkpoints/step-{NUM_STEPS:08}/variables")
     saved = tf.train.load_checkpoint(path)
     values = [

@@ -1,4 +1,4 @@
-"""A worker that dies before a sum, and the time until the others know."""
+"""Tests of how soon the other workers know that a worker died before a sum."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from tests import processes
 pytestmark = pytest.mark.slow
 
 # Worker 1 ends before the second sum. The others wait until it is gone, and print the
-# error of theirs.
+# error of their own second sum. `whose` is "ours" for the project's sums and "theirs"
+# for TensorFlow's.
 _SUM = """
 import json
 import os
@@ -61,13 +62,13 @@ try:
     run()
 except tf.errors.OpError as error:
     print(error, flush=True)
-# Otherwise it would wait for the others.
+# A normal exit would wait for the others.
 os._exit(0)
 """
 
 
 def _errors_of_survivors(whose: str, size: int, dtype: str, workers: int) -> list[str]:
-    # Ours do not wait for it.
+    # The project's sums do not wait for the heartbeat, so a long one shows it.
     milliseconds = {"theirs": 4_000, "ours": 60_000}[whose]
     words = [_SUM, whose, str(size), dtype, str(milliseconds)]
     addresses = local_cluster({"worker": workers})
@@ -93,7 +94,7 @@ def _errors_of_survivors(whose: str, size: int, dtype: str, workers: int) -> lis
     return [found for index, (found, _) in enumerate(printed) if index != 1]
 
 
-# Sizes whose parts TensorFlow gives to one or two workers of all.
+# TensorFlow gives the parts of these sizes to only one or two of the workers.
 @pytest.mark.parametrize(
     ("size", "dtype", "workers"), [(15, "float64", 2), (1, "float32", 3)]
 )
@@ -104,6 +105,6 @@ def test_all_others_know_at_once(size: int, dtype: str, workers: int) -> None:
 
 
 def test_without_a_part_for_each_worker_they_wait_for_its_heartbeat() -> None:
-    """The reason for zeros at the end of small sums (`size_with_parts_for_all`)."""
+    """This is why `size_with_parts_for_all` appends zeros to small sums."""
     (error,) = _errors_of_survivors("theirs", 15, "float64", 2)
     assert "heartbeat" in error

@@ -1,4 +1,4 @@
-"""Workers that average changes of their weights with an outer optimizer."""
+"""Tests of workers that average changes of weights with an outer optimizer."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ NESTEROV = (
 
 
 def test_workers_do_what_replicas_of_one_process_do(tmp_path: pathlib.Path) -> None:
-    """Also if they stop between two averages; those of one process are NumPy's."""
+    """The workers stop between two averages. NumPy has checked the one process."""
     one, run = tmp_path / "one", tmp_path / "run"
     one_process = ("--strategy=parameter_averaging", "--num_replicas=2")
     train(one, *one_process, *SMALL, *NESTEROV, "--train_steps=23")
     train(run, *WORKERS, "--num_workers=2", *SMALL, *NESTEROV, "--train_steps=8")
-    # Anchor and momentum of a kernel, in addition to its copies and their momenta.
+    # A kernel has an anchor and an outer momentum, besides its copies and momenta.
     kept = variables_of(run, 8, "replicas").values()
     assert len([values for values in kept if values.shape == (8, 10)]) == 2
     assert len([values for values in kept if values.shape == (2, 8, 10)]) == 2
     more = ("--train_steps=23", "--resume=auto", "--steps_per_loop=2")
     result = train(run, *WORKERS, "--num_workers=2", *SMALL, *NESTEROV, *more)
-    # What adam is granted in double precision, for sums in another order.
+    # The bound of adam in double precision, because sums have another order.
     assert_same_training(run, one, 23, 1e-10)
     assert result["examples_seen"] == result_of(one)["examples_seen"]
-    # The kernel of the hidden layer is the first fragment, all others the second.
+    # The kernel of the hidden layer is the first fragment, all others are the second.
     largest = 8 * 64 * 8
     assert result["communication"] == {
         "algorithm": "ring all-reduce of changes of weights, as_is, every 5 step(s) "
@@ -65,7 +65,7 @@ def test_sgd_of_rate_1_after_every_step_is_one_device(tmp_path: pathlib.Path) ->
 
 @pytest.mark.exhaustive
 def test_narrow_types_send_half_the_bytes_or_less(tmp_path: pathlib.Path) -> None:
-    """Half a bfloat16's last bit of each change, 2^-9, is all that is lost."""
+    """Rounding to bfloat16 loses half of the last bit of each change, 2^-9."""
     flags = (
         *(flag for flag in SMALL if not flag.startswith("--dtype")),
         *("--optimizer=sgd", "--sync_every_steps=1", "--outer_optimizer=sgd"),
@@ -76,7 +76,7 @@ def test_narrow_types_send_half_the_bytes_or_less(tmp_path: pathlib.Path) -> Non
     sent = "bytes_per_step_per_replica"
     assert 2 * narrow["communication"][sent] == exact["communication"][sent]
     assert narrow["weights_sha256"] != exact["weights_sha256"]
-    # 20 changes, each with a relative error of at most 2^-8 (two roundings): the
+    # 20 changes have each a relative error of at most 2^-8, from two roundings. The
     # loss, which fell by a multiple of this, differs by less than a hundredth.
     assert narrow["final"]["eval_loss"] == pytest.approx(
         exact["final"]["eval_loss"], rel=0.01

@@ -1,4 +1,4 @@
-"""A model of the user's own under strategies of several processes."""
+"""Tests of a user's model under strategies of several processes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ SPEC = classifier(build)
 
 @pytest.fixture
 def project(tmp_path: pathlib.Path) -> pathlib.Path:
-    """The project with one more file in models/."""
+    """Returns the project with one more file in models/."""
     plant(tmp_path, None, own=OWN_MODEL)
     return tmp_path
 
@@ -80,7 +80,7 @@ def test_dropout_and_batch_normalization_train(
     )
     assert done.returncode == 0, done.stderr
     result = processes.result_of(project / "run")
-    # One device gets 0.96 to 0.97 here.
+    # One device reaches 0.96 to 0.97 here.
     assert result["final"]["eval_accuracy"] > 0.93
     assert_moving_statistics_have_moved(project / "run")
 
@@ -100,7 +100,7 @@ atexit.register(pathlib.Path(f"ended-{os.getpid()}").touch)
 def test_exit_functions_are_called_in_every_process_that_trains(
     strategy: str, num_processes: int, project: pathlib.Path
 ) -> None:
-    """TensorFlow's delete the sources that AutoGraph writes into temporary files."""
+    """TensorFlow's exit functions delete the temporary source files of AutoGraph."""
     (project / "models/own.py").write_text(EXIT_FUNCTION + OWN_MODEL)
     temporary = project / "temporary"
     temporary.mkdir()

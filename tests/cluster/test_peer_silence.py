@@ -1,4 +1,4 @@
-"""A silent task counts as missing until it answers; silence is no proof of death."""
+"""Checks that a silent task counts as missing until it answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ print(*sorted(found))
 
 @pytest.mark.skipif(bool(reason_for_none()), reason=reason_for_none())
 def test_a_host_that_is_cut_off_is_silent() -> None:
-    """The kernel says after 3 s that there is no route: its word, not the host's."""
+    """The kernel reports no route after 3 s, which is no answer of the host."""
     with separate_hosts(2) as hosts:
 
         def seen_from(host: int, seconds: float) -> str:
@@ -69,12 +69,12 @@ def test_one_that_was_missing_is_so_until_it_talks(
         seconds[0] += 1
         return tasks.missing().get("worker-0")
 
-    # Silent for no longer than is waited for, then for longer.
+    # It is silent for as long as others wait for it, and then for longer.
     assert [look(p) for p in (silent, silent, silent)] == [None] * 3
     assert look(silent) == "does not answer"
     assert disconnected == ["host:1"]
     assert look(there) is None
-    # Killed; its machine goes off as well, comes back, and the task is started again.
+    # The task is killed; its machine goes off, comes back, and starts the task again.
     found = [look(p) for p in (gone, silent, silent, silent, silent, gone, silent)]
     assert found == ["was lost"] * 7
     assert look(there) is None

@@ -1,4 +1,4 @@
-"""Tasks that one command starts divide GPUs, and have the threads they are given."""
+"""Checks that tasks of one command divide GPUs, and have the threads of their flags."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from strategies.launcher.launch_config import Plan, local_cluster
 from strategies.launcher.launcher import Launcher
 from tests.processes import ROOT, run
 
-# What a task does here: it tells what it was given.
-TELL = """
+# A task that writes the GPUs that the launcher gave it to a file.
+RECORD_GPUS = """
 import json, os, pathlib, sys
 task = json.loads(os.environ["TF_CONFIG"])["task"]
 told = {
@@ -28,11 +28,12 @@ file.write_text(json.dumps(told))
 """
 
 
-def told_by_tasks(
+def resources_of_tasks(
     folder: pathlib.Path, num_tasks: dict[str, int], gpus: tuple[str, ...] = ()
 ) -> dict[str, dict[str, object]]:
+    """Returns the resources that a launcher gives each task."""
     plan = Plan(
-        command=[sys.executable, "-c", TELL, str(folder)],
+        command=[sys.executable, "-c", RECORD_GPUS, str(folder)],
         addresses=local_cluster(num_tasks),
         serving=(),
         logs=folder / "logs",
@@ -44,7 +45,7 @@ def told_by_tasks(
 
 
 def test_gpus_are_divided_among_the_tasks_that_compute(tmp_path: pathlib.Path) -> None:
-    told = told_by_tasks(
+    told = resources_of_tasks(
         tmp_path, {"chief": 1, "worker": 2, "ps": 1}, gpus=("0", "GPU-a", "2", "3", "4")
     )
     assert {task: given["gpus"] for task, given in told.items()} == {
@@ -56,7 +57,7 @@ def test_gpus_are_divided_among_the_tasks_that_compute(tmp_path: pathlib.Path) -
 
 
 def test_without_gpus_nothing_is_said_of_them(tmp_path: pathlib.Path) -> None:
-    told = told_by_tasks(tmp_path, {"worker": 1})
+    told = resources_of_tasks(tmp_path, {"worker": 1})
     assert told["worker-0"]["gpus"] == os.environ.get("CUDA_VISIBLE_DEVICES")
 
 

@@ -1,4 +1,4 @@
-"""What a launcher does about tasks that are lost; small programs stand for tasks."""
+"""Tests of how a launcher restarts lost tasks, with small programs as tasks."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from strategies.launcher.launch_config import Plan, local_cluster
 from strategies.launcher.launcher import Launcher
 from strategies.launcher.process import LaunchedTask
 
-# A task that appends to a file how it was started, and then does what the test says:
-# a word for each start, the last one for all further ones.
+# A task that records each start in a file, and then does the deed that the test gives
+# for this start. The last deed is for all further starts. A number is an exit code, or
+# the negative number of a signal that ends the task.
 TASK = """
 import json, os, pathlib, signal, sys, time
 config = json.loads(os.environ["TF_CONFIG"])
@@ -66,7 +67,7 @@ Deeds: TypeAlias = dict[str, Sequence[int | str]]
 
 
 class Cluster:
-    """Fake tasks in a folder, and what was said of them."""
+    """A cluster of fake tasks in a folder, and the messages of its launcher."""
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class Cluster:
         )
 
     def step(self) -> int:
-        """The next of those that the test has set; the last one again and again."""
+        """Returns the next step that the test has set, and the last one repeatedly."""
         return self.steps.pop(0) if len(self.steps) > 1 else self.steps[0]
 
     def run(self, **changes: object) -> int:
@@ -129,7 +130,8 @@ def test_all_tasks_start_again_at_new_ports_and_resume(tmp_path: pathlib.Path) -
     ("steps", "num_restarts"),
     [
         ([7], 3),
-        # As many as ever where the run gets on, and three more where it does not.
+        # Progress at 10, 20 and 30 renews the budget; three restarts without progress
+        # use it up.
         ([0, 10, 20, 20, 30, 30], 7),
     ],
 )
@@ -149,7 +151,7 @@ def test_progress_renews_the_budget(
 def test_what_is_not_a_loss_does_not_start_again(
     code: int, tmp_path: pathlib.Path
 ) -> None:
-    """Not even where the others miss the task and say so first."""
+    """This holds even where another task misses this one and ends first."""
     cluster = Cluster(tmp_path, {"worker-0": [138], "worker-1": [code]})
     assert cluster.run() == (code if code > 0 else 128 - code)
     assert cluster.launcher.num_restarts == 0
@@ -158,7 +160,7 @@ def test_what_is_not_a_loss_does_not_start_again(
 
 @pytest.fixture
 def waited(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, set[str]]]:
-    """How long a launcher was ready to wait, each time, and for tasks of which jobs."""
+    """Records the seconds of each wait of a launcher, and the jobs that still run."""
     waited: list[tuple[float, set[str]]] = []
     wait = process_group.wait_for_ends
 
@@ -175,13 +177,14 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, set[str]]]:
 def test_a_chief_that_was_stopped_before_it_could_tell_the_others_is_not_waited_for(
     job: str, tmp_path: pathlib.Path, waited: list[tuple[float, set[str]]]
 ) -> None:
-    """They would go on looking for it until the start-up deadline."""
+    """The others would look for the chief until the start-up deadline."""
     deeds: Deeds = {f"{job}-0": [-signal.SIGTERM], "worker-1": ["wait"]}
     if job == "chief":
         deeds = {"chief-0": [-signal.SIGTERM], "worker-0": ["wait"], "ps-0": ["wait"]}
     serving = ("worker", "ps") if job == "chief" else ()
     assert Cluster(tmp_path, deeds, serving=serving).run() == 143
-    # To notice and to end; workers that train are asked to, which these do at once.
+    # The launcher needs time to notice and to end the tasks. Workers that train are
+    # asked to end, which these do at once.
     seconds = sum(seconds for seconds, running in waited if running)
     assert seconds <= (2 if job == "chief" else 12)
 
@@ -201,7 +204,7 @@ SERVED: Deeds = dict.fromkeys(("chief-0", "ps-0", "worker-0"), UNTIL_BACK)
 def test_a_worker_that_serves_starts_again_at_its_own_address(
     deed: int | str, tmp_path: pathlib.Path
 ) -> None:
-    """Also one that is stopped, which is killed first."""
+    """The launcher kills a stopped worker before it starts the worker again."""
     deeds: Deeds = {**SERVED, "worker-1": [deed, "wait"]}
     cluster = Cluster(tmp_path, deeds, serving=("worker", "ps"))
     assert cluster.run() == 0
@@ -220,7 +223,7 @@ def test_a_worker_that_serves_starts_again_at_its_own_address(
 def test_a_task_that_is_stopped_is_not_waited_for_when_the_others_have_missed_it(
     tmp_path: pathlib.Path,
 ) -> None:
-    """It cannot end by itself, and is what they were lost by."""
+    """A stopped task cannot end by itself, and is the cause of the loss."""
     deeds: Deeds = {
         "worker-0": ["miss one that is stopped", 0],
         "worker-1": ["stop", 0],
@@ -262,7 +265,7 @@ def test_what_is_lost_at_the_end_is_not_missed(tmp_path: pathlib.Path) -> None:
 def test_servers_are_not_waited_for_when_no_chief_is_left_to_dismiss_them(
     tmp_path: pathlib.Path, waited: list[tuple[float, set[str]]]
 ) -> None:
-    """Nor where the launcher is stopped, and the chief with it before it trains."""
+    """SIGTERM to the launcher ends the chief before it trains, so servers wait."""
     deeds: Deeds = {"chief-0": ["wait"], "worker-0": ["wait"], "ps-0": ["wait"]}
     cluster = Cluster(tmp_path, deeds, serving=("worker", "ps"))
     timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM))
@@ -275,7 +278,7 @@ def test_servers_are_not_waited_for_when_no_chief_is_left_to_dismiss_them(
 def test_a_signal_is_passed_on_before_the_launcher_looks_at_its_tasks_again(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In between, tasks may take several steps; a checkpoint is due after one."""
+    """Tasks must save after the next step, and take many between two looks."""
     seconds_between_looks = 4.0
     monkeypatch.setattr(launcher, "_POLL_SECONDS", seconds_between_looks)
     moments: list[float] = []
@@ -296,7 +299,8 @@ def test_a_signal_is_passed_on_before_the_launcher_looks_at_its_tasks_again(
     assert cluster.run() == 143
     timer.join()
     asked, told = moments[:2]
-    # It has looked before, less than a second and a half after it began.
+    # The last look of the launcher was at most a second and a half after its start, so
+    # the next would be more than two seconds after the signal.
     assert told - asked < seconds_between_looks / 2
 
 

@@ -1,7 +1,7 @@
-"""Training on hosts with addresses of their own, one of which is cut off.
+"""Tests of training on hosts with different addresses, one of which is cut off.
 
-The cable is pulled on the switch's side: the others hear nothing, not even that nobody
-accepts a connection, and the host itself finds no way to anybody.
+The test pulls the cable on the switch's side: the others hear nothing, not even a
+refused connection, and the host itself has no route to the others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.skipif(bool(reason_for_none()), reason=reason_for_none()),
 ]
 
-# One task a host, in this order.
+# Each task has a host, in this order.
 TASKS = {
     "multi_worker_mirrored": {"worker": 2},
     "parameter_server": {"chief": 1, "ps": 1, "worker": 2},
@@ -39,7 +39,7 @@ SYNCHRONOUS = {
 }
 CHIEFS = {"multi_worker_mirrored": "worker-0", "parameter_server": "chief-0"}
 TRAINING = ("--model=mlp", "--hidden_units=8", "--train_steps=400")
-# So slow that a cable is pulled in the middle of it.
+# The training is slow, so that the cable is pulled in the middle of it.
 SLOW = ("--checkpoint_every_steps=20", "--set=length.step_delay_milliseconds=50")
 ALLOWED = "--allow_remote_hosts"
 LOST = 138
@@ -92,7 +92,7 @@ def network(
 
 @functools.cache
 def on_one_host(strategy: str) -> dict[str, Any]:
-    """The result of the same training where one command starts all tasks."""
+    """Returns the result of the same training with all tasks on one host."""
     with tempfile.TemporaryDirectory() as folder:
         return processes.train(
             pathlib.Path(folder, "run"),
@@ -111,7 +111,7 @@ def assert_as_on_one_host(tasks: Tasks, strategy: str) -> None:
 
 
 def said(tasks: Tasks, name: str) -> list[str]:
-    """What a task wrote to standard error, without the warning of the flag."""
+    """Returns the lines of a task's standard error, without the warning of the flag."""
     lines = tasks.started[name].error_lines()
     return [line for line in lines if not line.startswith(f"warning: {ALLOWED}: ")]
 
@@ -143,7 +143,7 @@ def test_the_weights_are_those_of_one_host(
 def test_the_run_ends_and_goes_on_when_the_host_is_back(
     strategy: str, cut: str, tmp_path: pathlib.Path
 ) -> None:
-    """Whatever was lost was needed. Nobody waits for ever, on neither side."""
+    """The run needs every lost task, and no task on either side waits for ever."""
     flags = (*SYNCHRONOUS[strategy], *TRAINING)
     with network(tmp_path, strategy) as hosts:
         with hosts.tasks(
@@ -179,7 +179,7 @@ def test_others_go_on_without_a_worker_and_with_it_again(
         tasks.wait_for_checkpoint()
         hosts.cut_off(cut)
         address = tasks.address(cut)
-        # It cannot know whether the chief is there, and ends.
+        # The worker cannot know whether the chief still runs, and ends.
         assert tasks.started.pop(cut).exit_code() == LOST
         wait_for_line(tasks, f"{cut} at {address} does not answer; the others go on.")
         wait_for_steps(tasks)
@@ -190,7 +190,7 @@ def test_others_go_on_without_a_worker_and_with_it_again(
         tasks.started["chief-0"].send(signal.SIGTERM)
         codes = dict.fromkeys(tasks.started, 128 + signal.SIGTERM)
         assert tasks.exit_codes() == codes
-        # It was said once, and once that it is back.
+        # The chief printed one line about the loss and one about the return.
         assert len(said(tasks, "chief-0")) == 2
         result = result_of(tasks.run_dir)
         assert checkpoints_of(tasks.run_dir)[-1] == f"step-{result['steps']:08d}"
@@ -204,7 +204,7 @@ def wait_for_line(tasks: Tasks, line: str) -> None:
 
 
 def wait_for_steps(tasks: Tasks) -> None:
-    """Until there are two further checkpoints, one of which may have been under way."""
+    """Waits for two more checkpoints, because one may have been under way."""
     folder = tasks.run_dir
     before = checkpoints_of(folder)[-1]
     tasks.wait_until(
@@ -217,7 +217,7 @@ def wait_for_steps(tasks: Tasks) -> None:
 def test_nobody_minds_a_cable_that_is_out_for_a_moment(
     strategy: str, tmp_path: pathlib.Path
 ) -> None:
-    """Shorter than --set=strategy.peer_timeout_seconds, which is 10."""
+    """The cable is out for less than strategy.peer_timeout_seconds, which is 10."""
     flags = (*SYNCHRONOUS[strategy], *TRAINING, *SLOW)
     with network(tmp_path, strategy) as hosts, hosts.tasks(*flags) as tasks:
         tasks.wait_for_checkpoint()
@@ -232,7 +232,7 @@ def test_nobody_minds_a_cable_that_is_out_for_a_moment(
 def test_an_evaluator_waits_for_a_silent_chief_as_long_as_the_others(
     tmp_path: pathlib.Path,
 ) -> None:
-    """Longer than the five seconds after which a chief that has gone is given up."""
+    """The cable is out for longer than the five seconds it waits for an ended chief."""
     strategy = "multi_worker_mirrored"
     with (
         network(tmp_path, strategy, evaluator=1) as hosts,

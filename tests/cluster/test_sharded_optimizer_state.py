@@ -1,4 +1,4 @@
-"""Workers that each have a part of the optimizer's state."""
+"""Tests of workers that each have a part of the optimizer's state."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ SMALL = (
 ADAMW = (
     *("--optimizer=adamw", "--weight_decay=0.05", "--learning_rate=0.003"),
     *("--learning_rate_schedule=cosine", "--warmup_steps=5"),
-    # Smaller than every gradient norm seen here, so that it always clips.
+    # The limit is below every gradient norm of these runs, so that every step clips.
     *("--clip_global_norm=0.05", "--gradient_accumulation_steps=2"),
 )
 
 
 def test_parts_of_three_workers_are_one_device(tmp_path: pathlib.Path) -> None:
-    """Every loss, weight and variable of the optimizer."""
+    """Every loss, weight and variable of the optimizer equals those of one device."""
     one, run = tmp_path / "one", tmp_path / "run"
     flags = (*SMALL, *ADAMW, "--train_steps=24", "--eval_every_steps=5")
     reference = train(one, *flags)
@@ -44,7 +44,8 @@ def test_parts_of_three_workers_are_one_device(tmp_path: pathlib.Path) -> None:
     assert_same_training(run, one, 24, 1e-10)
     whole = reference["optimizer_state_bytes"]
     assert result["optimizer_state_bytes"] == pytest.approx(whole / 3, rel=0.05)
-    # As an all-reduce: each half sends two thirds of the weights.
+    # A reduce-scatter and an all-gather send two thirds of the weights each, in total
+    # as many as an all-reduce.
     sent = 2 * 2 / 3 * 8 * (64 * 40 + 40 + 40 * 10 + 10)
     assert result["communication"]["bytes_per_step_per_replica"] == round(sent)
     assert result["traits"]["matches_one_device"] is True
@@ -63,7 +64,7 @@ def test_a_run_resumes_to_the_bit(tmp_path: pathlib.Path) -> None:
 
 
 def test_checkpoints_are_those_of_any_strategy(tmp_path: pathlib.Path) -> None:
-    """From parts to the whole, and to other parts."""
+    """A run continues from parts with the whole state, and then with other parts."""
     one, run = tmp_path / "one", tmp_path / "run"
     flags = (*SMALL, "--optimizer=adam", "--eval_every_steps=none")
     train(one, *flags, "--train_steps=20")

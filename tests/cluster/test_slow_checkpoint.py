@@ -1,4 +1,4 @@
-"""A checkpoint that takes longer than peers wait for each other within a step."""
+"""Tests of a checkpoint that takes longer than peers wait within a step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ pytestmark = [
 ]
 
 PEER_TIMEOUT_SECONDS = 2
-# A checkpoint has five: of two files of variables, of commit.json, of two folders.
+# A checkpoint calls fsync five times: for two files of variables, for commit.json and
+# for two folders.
 FSYNC_SECONDS = 1
 FLAGS = (
     "--strategy=multi_worker_mirrored",
@@ -38,7 +39,7 @@ FLAGS = (
 
 @contextlib.contextmanager
 def slow_disk(process: int) -> Iterator[None]:
-    """Every fsync of a process takes seconds."""
+    """Delays every fsync of a process by `FSYNC_SECONDS`."""
     command = ["strace", "-f", "-qq", "-o/dev/null", f"-p{process}", "-etrace=fsync"]
     slower = f"-einject=fsync:delay_exit={FSYNC_SECONDS * 1_000_000}"
     with subprocess.Popen([*command, slower], stderr=subprocess.DEVNULL) as strace:
@@ -58,7 +59,8 @@ def test_the_others_wait_for_the_chief_to_save(tmp_path: pathlib.Path) -> None:
         with slow_disk(chief.pid):
             saved = processes.last_step_of(run)
             processes.wait_until(
-                # The second one after it was saved while the disk was slow throughout.
+                # 500 steps have two checkpoints, and the disk is slow during all of
+                # the second.
                 lambda: processes.last_step_of(run) > saved + 500,
                 "steps after a slow checkpoint",
                 launcher,

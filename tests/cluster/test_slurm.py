@@ -1,4 +1,4 @@
-"""Slurm's variables make a process the task that Slurm has started it as."""
+"""Checks that Slurm's variables make a process the task that Slurm started."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_tasks_of_one_node_have_ports_in_a_row(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_nodes_stay_in_slurms_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As text node10 comes before node9, and every rank would be someone else."""
+    """Sorted as text, node10 precedes node9, and every rank would be another task."""
     cluster = identify(
         monkeypatch,
         {"worker": 3},
@@ -96,7 +96,8 @@ WRONG = {
 }
 
 
-# Each would be listed in full, in minutes or out of memory.
+# Without the refusal the program would list all nodes or tasks, which takes minutes or
+# all memory.
 TOO_MANY = {
     "SLURM_STEP_NUM_TASKS": ("9999999999", "a number up to 100000"),
     "SLURM_STEP_NODELIST": ("n[1-999999999]", "the nodes of 4 tasks"),
@@ -142,7 +143,7 @@ def test_tasks_are_divided_among_jobs_as_the_flags_say() -> None:
     [
         {},
         {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
-        # A batch script of four tasks, not yet in srun.
+        # A batch script of four tasks has these variables before srun.
         {"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_JOB_ID": "4711"},
     ],
 )
@@ -156,14 +157,14 @@ def test_steps_and_jobs_that_run_together_have_other_ports() -> None:
     ports = [slurm.first_port(job, step) for job, step in numbers]
     assert len(set(ports)) == len(ports)
     assert min(ports) >= 1024
-    # Linux hands out 32768 and up to outgoing connections.
+    # Linux gives ports from 32768 on to outgoing connections.
     assert max(ports) + 64 <= 32_768
 
 
 def start(rank: int, folder: pathlib.Path, *flags: str) -> Process:
     step = {
         **STEP,
-        # Other runs of this test on this machine have other ports.
+        # The process id gives concurrent runs of this test different ports.
         "SLURM_JOB_ID": str(os.getpid()),
         "SLURM_STEP_NUM_TASKS": "2",
         "SLURM_STEP_NODELIST": "localhost",

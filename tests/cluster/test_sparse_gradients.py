@@ -1,4 +1,4 @@
-"""Embeddings in clusters, as real processes of the real entry point."""
+"""Tests of embeddings in clusters, as processes of the real entry point."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.processes import metrics_of, train
 
 pytestmark = pytest.mark.cluster
 
-# 24,000 rows hold nearly all there is; batches of 50 use the frequent ones many times.
+# 24,000 rows are nearly all of the weights; batches of 50 use frequent rows many times.
 FLAGS = (
     "--dataset=clicks",
     "--model=wide_embedding",
@@ -36,8 +36,8 @@ TABLE_BYTES = 24_000 * 8 * 8
 TOLERANCE = 1e-12
 
 
-# 2,400 examples: 12 batches of 192 and one of 96, in the middle of a call. In single
-# precision the sums of both runs are rounded in another order.
+# 2,400 examples are 12 batches of 192 and one of 96, in the middle of a call. The type
+# is double precision, because both runs round their sums in another order.
 SENTENCES = (
     "--dataset=examples.text_classifier:reviews",
     "--model=examples.text_classifier:model",
@@ -65,8 +65,8 @@ def assert_same_variables(folder: pathlib.Path, reference: pathlib.Path) -> None
     assert got.keys() == expected.keys()
     for name, value in expected.items():
         distance = np.linalg.norm(got[name] - value)
-        # What is zero but for rounding, such as the gradient of a key's bias, is not
-        # known to any relative bound.
+        # A value that is zero except for rounding, such as the gradient of a key's
+        # bias, meets no relative bound.
         assert distance <= max(TOLERANCE * np.linalg.norm(value), 1e-15), name
 
 
@@ -99,14 +99,14 @@ def test_two_servers_hold_half_of_the_rows_and_train_the_same(
             assert (name in row) == (name in want)
             if name in row:
                 assert row[name] == pytest.approx(want[name], rel=TOLERANCE)
-        assert row.get("gradient_norm", 1) > 0.01, "never clips"
+        assert row.get("gradient_norm", 1) > 0.01, "this step does not clip"
     assert_same_variables(tmp_path / "two", reference)
     held = result["variable_bytes"]
     assert set(held) == {"ps-0 CPU:0", "ps-1 CPU:0"}
     for size in held.values():
-        # The tower is less than a twentieth of half of the table.
+        # The dense layers are less than a twentieth of half of the table.
         assert size == pytest.approx(TABLE_BYTES / 2, rel=0.05)
-    # Weights are read and gradients sent; a worker uses at most 50 x 4 rows.
+    # A worker reads weights and sends gradients of at most 50 x 4 rows.
     assert result["communication"]["bytes_per_step_per_replica"] < TABLE_BYTES / 10
     (point,) = read_events(tmp_path / "two/tb/train").points["variables"]
     lines = str(point.value).split("\\n")
@@ -118,7 +118,8 @@ def test_two_servers_hold_half_of_the_rows_and_train_the_same(
 @pytest.mark.parametrize(
     "flags",
     [
-        # Every step uses another number of rows, and the last of ten is smaller.
+        # Every step uses another number of rows, and the last of ten batches is
+        # smaller.
         (*FLAGS, "--summary_every_steps=20", "--steps_per_loop=20"),
         pytest.param(SENTENCES, marks=pytest.mark.exhaustive),
     ],
@@ -127,7 +128,7 @@ def test_two_servers_hold_half_of_the_rows_and_train_the_same(
 def test_steps_of_one_call_may_use_different_numbers_of_rows(
     flags: tuple[str, ...], tmp_path: pathlib.Path
 ) -> None:
-    """TensorFlow refused the second number of rows: calls of one step never saw it."""
+    """TensorFlow refused the second number of rows; calls of one step have only one."""
     train(tmp_path / "alone", "--strategy=one_device", *flags)
     workers = ("--strategy=multi_worker_mirrored", "--num_workers=2")
     result = train(tmp_path / "workers", *workers, *flags)

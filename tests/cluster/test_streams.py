@@ -1,4 +1,4 @@
-"""Workers that read a stream: rows of the same batches, or files of their own."""
+"""Tests of workers that read a stream by example or by file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZES = (8, 4, 11)
 
 
 def verify_stream(folder: pathlib.Path, sharding: str) -> tuple[str, dict, dict]:
-    """What is printed, the entry of the workers, and what their run declares."""
+    """Returns the output, the workers' entry in the report, and their run's traits."""
     data = write_folder(folder / "data", SIZES)
     done, found = verify(
         folder,
@@ -33,7 +33,8 @@ def verify_stream(folder: pathlib.Path, sharding: str) -> tuple[str, dict, dict]
         "--optimizer=sgd",
         "--learning_rate=0.0001",
         "--global_batch_size=9",
-        # Into the second epoch. Numbers up to 22 as features let rounding grow fast.
+        # Four steps reach the second epoch. They are few because features up to 22
+        # let rounding grow fast.
         "--train_steps=4",
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""Tasks tell each other what they run on, and are not troubled by anyone else."""
+"""Checks that tasks exchange descriptions of their machines in spite of strangers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.markers import further
 from trainers.config.config import Config
 from trainers.modes.node_card import collect_node_info, differences
 
-# An exchange takes a fraction of a second; the rest is for a busy machine.
+# An exchange takes a fraction of a second; a busy machine may need far more.
 SECONDS = 60.0
 
 
@@ -70,7 +70,7 @@ def test_an_address_that_is_taken_is_refused() -> None:
 
 @contextlib.contextmanager
 def stranger(answer: Callable[[socket.socket], None]) -> Iterator[str]:
-    """Something else that accepts connections at an address."""
+    """Yields the address of another program that accepts connections."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(SECONDS)
 
@@ -87,14 +87,14 @@ def stranger(answer: Callable[[socket.socket], None]) -> Iterator[str]:
 
 
 def trickle(connection: socket.socket) -> None:
-    """A byte at a time, for longer than a message may take."""
+    """Sends a byte at a time, for longer than a message may take."""
     for _ in range(100):
         connection.sendall(b" ")
         time.sleep(0.1)
 
 
 def flood(connection: socket.socket) -> None:
-    """More than a message may be, and no end to it until the other hangs up."""
+    """Sends more than a message may have, and no end of it until the other hangs up."""
     connection.sendall(b"[" * (1 << 17))
     while connection.recv(4096):
         pass

@@ -1,4 +1,4 @@
-"""How every task of a cluster ends, each started by itself as a scheduler would."""
+"""Tests of how every task of a cluster ends when a scheduler started each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NUM_TASKS = {
     "parameter_server": {"chief": 1, "worker": 2, "ps": 1},
 }
 STRATEGIES = tuple(NUM_TASKS)
-# Fewer processes, where one worker of parameter servers shows what two would.
+# Numbers of tasks where one worker of parameter servers is enough.
 FEWEST = {"multi_worker_mirrored": {}, "parameter_server": {"worker": 1}}
 CHIEFS = {"multi_worker_mirrored": "worker-0", "parameter_server": "chief-0"}
 SMALL = ("--model=mlp", "--hidden_units=8")
@@ -34,7 +34,7 @@ LONG = (
     *SMALL,
     "--train_steps=1000000",
     "--checkpoint_every_steps=50",
-    # Slower, to leave most of the processor to others.
+    # The delay leaves most of the processor to other tests.
     "--set=length.step_delay_milliseconds=10",
 )
 LOST, TERMINATED, INTERRUPTED = 138, 143, 130
@@ -59,7 +59,8 @@ def result_of(tasks: Tasks) -> dict:
     return result
 
 
-# Which tasks do not start, of two clusters at a time to wait once for both.
+# Tasks that do not start, of two clusters that run at the same time: their deadlines
+# pass together.
 MISSING = {
     "multi_worker_mirrored": (("worker-0",), ("worker-1",)),
     "parameter_server": (("chief-0",), ("ps-0", "worker-1")),
@@ -70,8 +71,8 @@ MISSING = {
 def test_tasks_that_do_not_start_are_named_by_all_others(
     strategy: str, tmp_path: pathlib.Path
 ) -> None:
-    # Long enough for all the others to be there on a busy machine, or they would be
-    # named as well.
+    # The deadline lets all other tasks start on a busy machine; otherwise the message
+    # would name these too.
     flags = (*SMALL, "--set=strategy.startup_timeout_seconds=15")
     with contextlib.ExitStack() as stack:
         clusters = []
@@ -125,7 +126,7 @@ def test_an_address_that_is_taken_is_named_at_once(
 def test_every_task_of_a_completed_run_ends_with_0(
     strategy: str, num_workers: int, update: tuple[str, ...], tmp_path: pathlib.Path
 ) -> None:
-    """And an evaluator, whom nobody waits for, has evaluated every checkpoint."""
+    """The evaluator has evaluated every checkpoint too, though no task waits for it."""
     flags = (
         *SMALL,
         *update,
@@ -147,7 +148,7 @@ def test_every_task_of_a_completed_run_ends_with_0(
         for tag in set(by_evaluator.points) - pictures:
             values = by_evaluator.scalars(tag)
             assert set(values) == {20, 40, 60}
-            # The same sums in another order, in float32.
+            # The sums are in another order, in float32.
             assert values == pytest.approx(by_chief.scalars(tag), rel=1e-5)
         output = tasks.started["evaluator-0"].output_lines()
         assert [line.split("|")[1].split() for line in output] == [
@@ -170,7 +171,7 @@ def test_a_job_called_chief_trains_with_the_workers(tmp_path: pathlib.Path) -> N
 def test_every_task_of_a_complete_run_that_is_resumed_ends_with_0(
     tmp_path: pathlib.Path,
 ) -> None:
-    """Also when only the chief can know that no step is left."""
+    """At the second start only the chief can know that no step is left."""
     flags = (*SMALL, "--train_steps=20")
     for resume in ((), ("--resume=auto",)):
         with started(tmp_path, "multi_worker_mirrored", *flags, *resume) as tasks:
@@ -185,7 +186,7 @@ def test_every_task_of_a_complete_run_that_is_resumed_ends_with_0(
 def test_every_task_of_a_diverged_run_ends_with_3(
     strategy: str, tmp_path: pathlib.Path
 ) -> None:
-    # Beyond the largest number of float32 in the first step, whatever the gradient.
+    # The first step exceeds the largest number of float32 with any gradient.
     flags = (*SMALL, "--optimizer=sgd", "--learning_rate=1e38", "--weight_decay=1e38")
     with started(tmp_path, strategy, *flags, **FEWEST[strategy]) as tasks:
         assert tasks.exit_codes() == all_of(tasks, 3)
@@ -196,13 +197,13 @@ def test_every_task_of_a_diverged_run_ends_with_3(
         assert result_of(tasks)["status"] == "diverged"
 
 
-# The first is found before the tasks meet, the second by those that train.
+# A task finds the first fault before it meets others, and the second in training.
 @pytest.mark.parametrize("wrong", ["--learning_rate=-1", "--global_batch_size=1"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_task_of_a_bad_request_ends_with_2(
     strategy: str, wrong: str, tmp_path: pathlib.Path
 ) -> None:
-    # Asynchronous workers take whole batches, and one example is one.
+    # Asynchronous workers take whole batches, for which one example is enough.
     update = ("--update=sync",) if strategy == "parameter_server" else ()
     flags = (*SMALL, *update, wrong)
     more = FEWEST[strategy] if "learning_rate" in wrong else {}
@@ -217,7 +218,7 @@ def test_every_task_of_a_bad_request_ends_with_2(
 def test_a_refused_second_command_ends_no_task_of_the_first(
     tmp_path: pathlib.Path,
 ) -> None:
-    """In a folder whose name means something to `str.format`."""
+    """The name of the folder has braces, which `str.format` would replace."""
     folder = tmp_path / "of {user}"
     folder.mkdir()
     with started(folder, "parameter_server", *LONG, worker=1) as tasks:
@@ -238,8 +239,8 @@ def test_a_refused_second_command_ends_no_task_of_the_first(
         assert not list(tasks.run_dir.glob("logs/*.ending"))
 
 
-# From a scheduler all tasks get it; then parameter servers stay for the chief's
-# checkpoint. One task that trains is enough.
+# A scheduler sends the signal to all tasks; then parameter servers wait for the chief's
+# checkpoint. A signal to one task that trains is enough.
 @pytest.mark.parametrize(
     ("strategy", "number", "receivers", "code"),
     [
@@ -297,7 +298,7 @@ def test_a_launcher_that_was_started_with_sigchld_ignored_learns_how_tasks_end(
 def test_interrupts_that_are_ignored_from_the_start_reach_no_task(
     strategy: str, tmp_path: pathlib.Path
 ) -> None:
-    """Of a launcher in the background, during start-up as well as during steps."""
+    """A launcher in the background ignores them, during start-up and during steps."""
     run = tmp_path / "run"
     begin = [*processes.ignoring(signal.SIGINT), *processes.command()]
     flags = (*LONG, f"--strategy={strategy}", f"--run_dir={run}")
@@ -342,7 +343,7 @@ def test_the_others_name_a_task_that_was_lost(
         assert codes.pop(lost) == -signal.SIGKILL
         assert codes == dict.fromkeys(codes, LOST)
         for name, lines in tasks.error_lines().items():
-            # Those that depend on the chief alone see that it is gone.
+            # Tasks that depend on the chief alone name the chief.
             trains = strategy == "multi_worker_mirrored" and name != "evaluator-0"
             seen = lost if trains or name == chief else chief
             if name != lost:
@@ -350,7 +351,7 @@ def test_the_others_name_a_task_that_was_lost(
                 assert line.startswith(
                     f"error: {seen} at {tasks.address(seen)} was lost: "
                 )
-        # A chief that has lost the weights has nothing to say of them.
+        # Without the weights no task can write a result.
         if strategy == "multi_worker_mirrored" and lost != chief:
             assert result_of(tasks)["status"] == "failed"
         else:
@@ -371,7 +372,7 @@ def test_a_leader_that_stands_still_counts_as_lost(tmp_path: pathlib.Path) -> No
 def test_the_run_goes_on_without_a_worker_of_parameter_servers(
     tmp_path: pathlib.Path,
 ) -> None:
-    """One that is killed, or that ends 143 on SIGTERM; until none is left."""
+    """SIGTERM ends the first worker with 143; the run ends once both are gone."""
     with started(
         tmp_path, "parameter_server", *LONG, "--set=strategy.peer_timeout_seconds=2"
     ) as tasks:
@@ -399,10 +400,10 @@ def test_the_run_goes_on_without_a_worker_of_parameter_servers(
 def test_the_run_goes_on_without_a_worker_that_stands_still(
     tmp_path: pathlib.Path,
 ) -> None:
-    """And with it, once it goes on; and the run ends although it stands still.
+    """The run continues with the worker later, and ends while the worker is stopped.
 
-    Checkpoints are frequent: while TensorFlow traced a function for each of them, the
-    chief stood still with the worker, and for ever. The first evaluation and the first
+    Checkpoints are frequent: when TensorFlow traced a function for each of them, the
+    chief waited for the stopped worker for ever. The first evaluation and the first
     histogram still trace one (docs/reliability.md).
     """
     flags = (
@@ -417,14 +418,14 @@ def test_the_run_goes_on_without_a_worker_that_stands_still(
         chief, worker = tasks.started["chief-0"], tasks.started["worker-1"]
         name = f"worker-1 at {tasks.address('worker-1')}"
         worker.send(signal.SIGSTOP)
-        # What was under way when it stopped may still be written.
+        # Steps that began before it stopped may still be written.
         time.sleep(1)
         step = newest_step(tasks)
         tasks.wait_until(lambda: newest_step(tasks) > step + 20, "steps without it")
         # Twenty steps may take less time than a peer may be silent.
         tasks.wait_until(lambda: len(chief.error_lines()) == 1, "its loss")
-        told = f"warning: {name} does not answer; the others go on."
-        assert chief.error_lines() == [told]
+        warning = f"warning: {name} does not answer; the others go on."
+        assert chief.error_lines() == [warning]
         worker.send(signal.SIGCONT)
         tasks.wait_until(lambda: len(chief.error_lines()) == 2, "its return")
         assert chief.error_lines()[1] == f"warning: {name} is back."

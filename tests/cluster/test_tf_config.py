@@ -1,4 +1,4 @@
-"""Every way to get TF_CONFIG wrong is one line that names the key."""
+"""Checks that every wrong TF_CONFIG is refused in one line that names the key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster whose tasks were forked is the cluster whose tasks were started."""
+"""Checks that a cluster of forked tasks trains as a cluster of started tasks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHORT = ("--model=mlp", "--hidden_units=8", "--train_steps=20")
     "strategy",
     [
         ("--strategy=multi_worker_mirrored",),
-        # Asynchronous updates come in another order each time.
+        # The updates are synchronous, because asynchronous ones vary in order.
         further(("--strategy=parameter_server", "--update=sync")),
     ],
     ids=" ".join,
@@ -32,8 +32,8 @@ def test_it_trains_the_same_in_as_much_memory(
     )
     assert warm["weights_sha256"] == cold["weights_sha256"]
     assert warm["final"] == cold["final"]
-    # Started three seconds later, when the imports are done.
+    # The tasks start three seconds later, after the imports of the template.
     assert warm["seconds"]["startup"] < cold["seconds"]["startup"]
     for task, peak in cold["peak_memory_mib"].items():
-        # They were 1 and 2 % apart; without a correction, 40.
+        # The peaks differed by 1 and 2 %; without a correction, by 40 %.
         assert warm["peak_memory_mib"][task] == pytest.approx(peak, rel=0.15)

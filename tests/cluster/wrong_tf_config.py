@@ -1,4 +1,4 @@
-"""Values of TF_CONFIG that are wrong, by what is wrong with them."""
+"""Wrong values of TF_CONFIG, by the fault in them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GOOD: dict[str, Any] = {
 
 
 def changed(**settings: Any) -> dict[str, Any]:
-    """GOOD with values replaced by their path, such as task__index=1."""
+    """Returns GOOD with values replaced by their path, such as task__index=1."""
     value = copy.deepcopy(GOOD)
     for path, new in settings.items():
         *parents, name = path.split("__")

@@ -1,4 +1,4 @@
-"""--gradient_accumulation_steps: micro-batches are the training of the whole batch."""
+"""Checks that --gradient_accumulation_steps trains as the whole batch does."""
 
 from __future__ import annotations
 
@@ -34,22 +34,23 @@ from tests.conformance.test_sparse_gradients import reference as sparse_referenc
 from tests.markers import chosen, further
 from trainers.loop.parts import TrainingParts
 
-# 24 examples in 3 x 3 parts, 10 in 3 x 3, and the last one of 97 alone: parts of
-# unequal size, more parts than examples, and replicas without any.
+# The layouts divide 24 examples, 10 examples and a single one (the last of 97) into 3 x
+# 3 parts: parts of unequal size, more parts than examples, and replicas without any.
 NUM_MICRO_BATCHES = 3
 SUBJECTS = [
     *chosen(
         [(*subject, "adamw") for subject in alone_and_uneven(same_training())],
         [(*subject, "adamw") for subject in uneven(same_training())],
     ),
-    # What clipping and Adam's quotient cannot hide, where parts are smallest.
+    # SGD shows errors of scale, which clipping and Adam's quotient hide; parts are
+    # smallest here.
     ("tower", 3, "sgd"),
 ]
 
 
 @functools.lru_cache(maxsize=2)
 def subject(strategy: str, replicas: int, update: str, micro_batches: int) -> Subject:
-    """Kept for the next layout, so that it need not be traced again."""
+    """Assembles a subject, and keeps it for the next layout to save a trace."""
     config = small_config(
         strategy=strategy,
         num_replicas=replicas,
@@ -84,7 +85,7 @@ def test_same_training_as_the_whole_batch(
 
 @pytest.mark.parametrize("replayable", [further(False), True])
 def test_dropout_of_micro_batches_is_that_of_as_many_replicas(replayable: bool) -> None:
-    """2 x 2 parts of 24 examples; replayed, the numbers are those of one device."""
+    """24 examples are in 2 x 2 parts; replayed numbers equal those of one device."""
 
     def outcome(strategy: str, replicas: int, micro_batches: int) -> Outcome:
         config = small_config(
@@ -106,7 +107,7 @@ def test_dropout_of_micro_batches_is_that_of_as_many_replicas(replayable: bool) 
 
 
 class Counter(keras.layers.Layer):
-    """Counts calls in a whole number, as user-written layers do."""
+    """A layer that counts calls in an integer variable, as users' layers do."""
 
     def build(self, input_shape: Any) -> None:
         self.calls = self.add_weight(
@@ -121,7 +122,7 @@ class Counter(keras.layers.Layer):
 def normalized(
     strategy: str, replicas: int, micro_batches: int, jit_compile: str = "off"
 ) -> TrainingParts:
-    """Batches of 8 of 26 examples: the last has 2."""
+    """Assembles a normalized model on 26 examples: the last batch has 2, not 8."""
     features = np.random.default_rng(0).normal(3, 2, (26, 6)).astype(np.float32)
     return assemble_custom(
         strategy,
@@ -146,7 +147,7 @@ def normalized(
 def test_normalization_is_that_of_as_many_replicas(
     strategy: str, replicas: int, jit_compile: str
 ) -> None:
-    """Each micro-batch by itself; moving statistics are those of the global batch."""
+    """Each micro-batch is normalized alone; statistics are of the global batch."""
     whole = normalized("one_device", 1, 1)
     towers = normalized("tower", 4, 1)
     parts = normalized(strategy, replicas, 4 // replicas, jit_compile=jit_compile)
@@ -155,7 +156,7 @@ def test_normalization_is_that_of_as_many_replicas(
     assert not np.allclose(losses[2], losses[0], rtol=1e-6)
     statistics, counter = parts.model.layers[0], parts.model.layers[1]
     expected = whole.model.layers[0]
-    # The bound leaves room for (m - old) / (1 - momentum).
+    # The bound allows for the rounding of (m - old) / (1 - momentum).
     np.testing.assert_allclose(
         statistics.moving_mean.numpy(), expected.moving_mean.numpy(), rtol=1e-12
     )
@@ -201,7 +202,7 @@ def test_what_replicas_compute_together_is_refused() -> None:
 
 
 def test_shares_are_summed_over_replicas_once_an_update() -> None:
-    """As often as without micro-batches, whose own sums are in a loop of their own."""
+    """The sums are as many as without micro-batches, which add up in an inner loop."""
 
     def sums_outside_of_micro_batches(micro_batches: int) -> int:
         config = small_config(
@@ -219,8 +220,9 @@ def test_shares_are_summed_over_replicas_once_an_update() -> None:
         (of_steps,) = (node for node in span if node.op == "While")
         body = functions[of_steps.attr["body"].func.name]
         loops = [node for node in body if "While" in node.op]
-        assert len(loops) == (2 if micro_batches > 1 else 0), "one for each replica"
-        # What mirrored's reduction to one device consists of.
+        num_loops = 2 if micro_batches > 1 else 0
+        assert len(loops) == num_loops, "each replica has one loop of micro-batches"
+        # The reduction of mirrored to one device consists of AddN operations.
         return sum(node.op == "AddN" for node in body)
 
     assert sums_outside_of_micro_batches(4) == sums_outside_of_micro_batches(1) > 0
