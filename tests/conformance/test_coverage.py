@@ -1,4 +1,4 @@
-"""No strategy escapes the conformance suite."""
+"""Checks that every strategy is in the conformance suite or has other tests."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from strategies import registry
 from tests import processes
 from tests.conformance.harness import in_one_process, same_training, subjects
 
-# Strategies that this suite does not run, each with the test that stands in.
+# Strategies that this suite does not run, each with the test that replaces it.
 EXCEPTIONS = {
     "multi_worker_mirrored": "tests/cluster/test_clusters.py",
     "parameter_server": "tests/cluster/test_clusters.py",
 }
 
 
-# Those that are another training than one device's, each with the test of which.
+# Strategies that train differently from one device, each with the test of the
+# difference.
 ANOTHER_TRAINING = {
     "parameter_averaging": "tests/conformance/test_parameter_averaging.py",
 }
@@ -35,10 +36,12 @@ def test_every_strategy_is_in_the_suite_or_excused() -> None:
     assert covered == set(in_one_process())
     assert covered | set(EXCEPTIONS) == set(registry.names())
     assert not covered & set(EXCEPTIONS)
+    for path in EXCEPTIONS.values():
+        assert (processes.ROOT / path).is_file()
 
 
 def test_every_class_that_calls_itself_a_strategy_is_discovered() -> None:
-    """Counts in another way than discovery does: by the attribute `traits`."""
+    """The test finds strategies in another way than discovery: by their `traits`."""
     folder = pathlib.Path(registry.__file__).parent
     declaring = {
         node.name

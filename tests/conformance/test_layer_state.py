@@ -1,4 +1,4 @@
-"""Moving statistics are those of the whole global batch."""
+"""Tests of layer state, such as the moving statistics of the whole global batch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.markers import chosen, further
 from trainers.loop.parts import TrainingParts
 
 NUM_STEPS = 5
-# 26 = 3 x 8 + 2: the last batch leaves one of three replicas without an example.
+# 26 = 3 x 8 + 2: one of three replicas gets no example of the last batch.
 NUM_EXAMPLES = 26
 FEATURES = np.random.default_rng(0).normal(3, 2, (NUM_EXAMPLES, 6)).astype(np.float32)
 
@@ -68,7 +68,7 @@ def test_moving_statistics_equal_those_of_one_device(
 
 
 def test_moving_statistics_follow_the_definition() -> None:
-    """The control itself, against batches averaged by hand."""
+    """Compares one device itself with averages of the batches, computed by hand."""
     assembly = normalized("one_device", 1)
     mean, variance = np.zeros(6), np.ones(6)
     batches = iter(assembly.batches(0).dataset(0, 1))
@@ -102,10 +102,10 @@ SYNCHRONIZED = [
 def test_synchronized_normalization_is_the_same_training(
     strategy: str, replicas: int
 ) -> None:
-    """Of strategies in one process, replicas of mirrored alone can sum.
+    """In one process only the replicas of mirrored can sum in the forward pass.
 
-    Even batches only: the stand-in row of an empty share would count in Keras's
-    own sum over replicas.
+    The batches are even, because the row that a replica without examples computes on
+    would count in Keras's sum over replicas.
     """
     assert registry.traits(strategy).matches_one_device
     expected = normalized("one_device", 1)
@@ -115,14 +115,14 @@ def test_synchronized_normalization_is_the_same_training(
     for weight, reference in zip(
         assembly.model.weights, expected.model.weights, strict=True
     ):
-        # A gradient that is zero but for rounding leaves beta at about 1e-17.
+        # A gradient that is zero except for rounding leaves beta at about 1e-17.
         np.testing.assert_allclose(
             weight.numpy(), reference.numpy(), rtol=1e-10, atol=1e-15
         )
 
 
 class OwnState(keras.layers.Layer):
-    """Has one of each kind of state that a layer of a user's own may have."""
+    """A layer with a variable of each kind of state that a user's layer may have."""
 
     def build(self, input_shape: tuple[int, ...]) -> None:
         del input_shape
@@ -159,7 +159,7 @@ class OwnState(keras.layers.Layer):
 
 
 class Pause(keras.layers.Layer):
-    """Lets other towers update between what a step reads and what it writes."""
+    """A layer that lets other towers update between a step's reads and writes."""
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         def pause() -> np.ndarray:
@@ -171,7 +171,7 @@ class Pause(keras.layers.Layer):
 
 
 OVERLAPPING_STEPS = 460
-# Each update rounds twice to 24 bits, in the same direction at worst.
+# Each update rounds twice to 24 bits; in the worst case always in the same direction.
 ROUNDING = OVERLAPPING_STEPS * 2 * 2.0**-24
 
 
@@ -180,7 +180,7 @@ def overlapping(
     features: np.ndarray,
     **settings: Any,
 ) -> TrainingParts:
-    """Three towers after their steps, some of which were of older weights."""
+    """Trains three towers asynchronously, some of them on stale weights."""
     assembly = assemble_custom(
         "tower",
         3,
@@ -196,7 +196,7 @@ def overlapping(
     batches = assembly.strategy.distribute(assembly.batches(0))
     results = assembly.loop_function(batches, OVERLAPPING_STEPS).fetch()
     assert results.applied_steps == OVERLAPPING_STEPS
-    # Without it nothing can be lost.
+    # Without staleness no update could be lost.
     assert results.staleness is not None
     assert results.staleness.max() > 0
     return assembly
@@ -209,11 +209,11 @@ def test_overlapping_updates_of_a_layers_own_state_are_all_kept() -> None:
     np.testing.assert_allclose(layer.average.numpy(), average, rtol=ROUNDING)
     assert layer.total.numpy() == OVERLAPPING_STEPS / 2
     assert layer.steps.numpy() == OVERLAPPING_STEPS
-    # Differences are added, of older values: each counts, by nearly as much.
+    # Towers add differences from stale values: each counts, by nearly the full amount.
     of_rows = layer.of_rows.numpy()
     np.testing.assert_array_equal(of_rows[1::2], 1)
     np.testing.assert_allclose(of_rows[::2], 0.99**OVERLAPPING_STEPS, rtol=0.2)
-    # What replaces the value before is that of one of the last steps, and no sum.
+    # An assigned value is the value of one of the last steps, and no sum.
     squared = np.sqrt(layer.squared_steps.numpy())
     assert OVERLAPPING_STEPS - 50 < squared[0] == squared[1] <= OVERLAPPING_STEPS
     np.testing.assert_array_equal(layer.queue.numpy(), 1)
@@ -235,15 +235,20 @@ def test_overlapping_updates_of_shared_moving_statistics_are_all_kept() -> None:
 
 def test_micro_batches_of_overlapping_updates_are_one_batch() -> None:
     assembly = overlapping(
-        lambda: [keras.layers.BatchNormalization(momentum=0.9)],
+        lambda: [keras.layers.BatchNormalization(momentum=0.99)],
         FEATURES,
         gradient_accumulation_steps=4,
     )
     layer = assembly.model.layers[1]
     mean, variance = layer.moving_mean.numpy(), layer.moving_variance.numpy()
-    # Of batches of 8 of 26 examples, the last of which are about as they all are.
-    np.testing.assert_allclose(mean, FEATURES.mean(axis=0), atol=1.5)
-    np.testing.assert_allclose(variance, FEATURES.var(axis=0), rtol=0.5)
+    decayed = 0.99**OVERLAPPING_STEPS
+    np.testing.assert_allclose(mean, (1 - decayed) * FEATURES.mean(axis=0), atol=0.5)
+    # The variance within n of 26 rows is on average 26/25 x (1 - 1/n) of that of all.
+    # Three of four batches have 8 rows and the fourth has 2; micro-batches have a
+    # quarter of them, whose shares would be 0.39 on average.
+    share = 26 / 25 * (3 * 7 / 8 + 1 / 2) / 4
+    expected = decayed + (1 - decayed) * share * FEATURES.var(axis=0)
+    np.testing.assert_allclose(variance, expected, rtol=0.2)
 
 
 def test_overlapping_updates_of_renormalization_are_all_kept() -> None:
@@ -258,12 +263,12 @@ def test_overlapping_updates_of_renormalization_are_all_kept() -> None:
     deviation = decayed + (1 - decayed) * np.sqrt(layer.epsilon)
     for average in (layer.moving_stddev, layer.renorm_stddev):
         np.testing.assert_allclose(average.numpy(), deviation, rtol=1e-3)
-    # Computed from the deviation that one of the last steps has read.
+    # Keras computes it from the deviation that one of the last steps has read.
     variance = np.square(deviation) - layer.epsilon
     np.testing.assert_allclose(layer.moving_variance.numpy(), variance, rtol=0.5)
 
 
-# Keras rounds it to single precision.
+# Keras rounds the rate to single precision, in which this one is exact.
 RATE = 2.0**-7
 
 
@@ -287,7 +292,7 @@ def spectral(strategy: str, replicas: int, **settings: Any) -> TrainingParts:
 
 
 def test_spectral_normalization_trains_as_with_fit() -> None:
-    """Its kernel is trained and also assigned, and evaluation uses it as it is."""
+    """The optimizer trains the kernel, and the layer assigns it in every step too."""
     assembly = spectral("one_device", 1)
     fitted = keras.models.clone_model(assembly.model)
     fitted.set_weights(assembly.model.get_weights())

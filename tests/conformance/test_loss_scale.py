@@ -1,4 +1,4 @@
-"""Half precision: the loss is scaled as Keras does it, under every strategy."""
+"""Checks that every strategy scales a loss of half precision as Keras does."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from trainers.model.optimizers.loss_scale import LossScale, needs_loss_scale
 LAYOUT = Layout(num_examples=48, global_batch_size=12)
 NUM_STEPS = 6
 MODEL = "tests.trainers.user_code.half"
-# Spacing of float16's numbers next to 1, which sums of several replicas' gradients
-# are rounded by in other places.
+# Spacing of float16's numbers next to 1. Sums of several replicas' gradients are
+# rounded by it at other places.
 EPSILON = 2.0**-10
 
 
 @pytest.fixture(autouse=True)
 def policy_of_its_own() -> Iterator[None]:
+    """Imports the module `half` again, and restores Keras's dtype policy."""
     importlib.reload(half)
     yield
     keras.config.set_dtype_policy("float32")
@@ -59,9 +60,9 @@ def exponent_of(trained: Subject) -> int:
 def by_keras(
     model: keras.Model, trained: Subject, initial: list[np.ndarray]
 ) -> list[float]:
-    """Losses of Keras's own training on the same batches.
+    """Returns the losses of Keras's own training on the same batches.
 
-    A batch whose gradients overflowed is given once more, as here.
+    As in this project, a batch whose gradients overflowed is repeated.
     """
     inner = keras.optimizers.SGD(half.RATE)
     model.compile(keras.optimizers.LossScaleOptimizer(inner), loss="mse")
@@ -81,7 +82,7 @@ def by_keras(
 
 @pytest.mark.parametrize("name", ["by_policy", "by_layer"])
 def test_it_is_what_keras_does(name: str) -> None:
-    """To the last bit: the same operations, and a scale that is a power of two."""
+    """All bits are equal: the same operations, and a scale that is a power of two."""
     trained = subject("one_device", 1, name)
     initial = [weight.numpy() for weight in trained.assembly.model.weights]
     found = trained.run(LAYOUT, num_steps=NUM_STEPS)
@@ -89,7 +90,7 @@ def test_it_is_what_keras_does(name: str) -> None:
     losses = by_keras(model, trained, initial)
     for one, other in zip(found.variables, model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
-    # Keras's loss is a float32.
+    # Keras returns the loss as float32.
     np.testing.assert_allclose(found.losses, losses, rtol=2.0**-23)
     assert 2.0 ** exponent_of(trained) == float(model.optimizer.dynamic_scale.numpy())
     assert exponent_of(trained) < LossScale.START_EXPONENT, "nothing has overflowed"
@@ -114,7 +115,7 @@ def test_it_is_the_same_training(
     trained = subject(strategy, num_replicas, "by_policy", **settings)
     found = trained.run(LAYOUT, num_steps=NUM_STEPS)
     expected = subject("one_device", 1, "by_policy").run(LAYOUT, num_steps=NUM_STEPS)
-    # Six updates of one rounding each.
+    # Each of the six updates rounds once.
     bound = NUM_STEPS * EPSILON
     np.testing.assert_allclose(found.losses, expected.losses, rtol=bound)
     for one, other in zip(found.variables, expected.variables, strict=True):
@@ -139,7 +140,7 @@ def test_replicas_that_do_not_wait_learn_too(
     assert results.applied_steps == len(losses) == int(assembly.step.numpy()) == 30
     assert np.isfinite(losses).all()
     assert losses[-10:].mean() < losses[:10].mean()
-    # By one a step at most; the first steps overflow with one replica's gradient.
+    # The exponent falls by at most one a step, and the first steps overflow.
     assert 0 < exponent_of(trained) < LossScale.START_EXPONENT
 
 
@@ -161,7 +162,10 @@ def test_only_float16_needs_it(name: str, scaled: bool) -> None:
 
 def test_a_layer_in_double_precision_is_trained() -> None:
     trained = subject("mirrored", 2, "double_layer")
+    initial = [weight.numpy() for weight in trained.assembly.model.weights]
     found = trained.run(LAYOUT, num_steps=NUM_STEPS)
+    for before, after in zip(initial, found.variables, strict=True):
+        assert (before != after).any()
     expected = subject("one_device", 1, "double_layer").run(LAYOUT, num_steps=NUM_STEPS)
     np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-5)
 
@@ -229,7 +233,7 @@ def test_a_policy_set_when_the_module_is_imported_is_kept(
 @pytest.mark.slow
 @pytest.mark.cluster
 def test_several_processes_train_the_same(tmp_path: pathlib.Path) -> None:
-    """Which `--mode=verify` compares with one device."""
+    """`--mode=verify` compares the processes with one device."""
     done = run(
         *(f"--model={MODEL}:by_policy", *FLAGS, "--dtype=mixed_float16"),
         *("--mode=verify", f"--run_dir={tmp_path / 'verified'}"),

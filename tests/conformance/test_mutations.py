@@ -1,4 +1,4 @@
-"""The mutations of `mutations.py` still fit the code that they change."""
+"""Checks that the mutations of `mutations.py` fit the code that they change."""
 
 from __future__ import annotations
 
@@ -18,6 +18,14 @@ def test_each_was_noticed_when_they_last_ran() -> None:
     assert None not in recorded.values()
 
 
+def test_the_tests_that_noticed_still_exist() -> None:
+    recorded = json.loads((processes.ROOT / RESULTS).read_text(encoding="utf-8"))
+    for mutation in MUTATIONS:
+        source = (processes.ROOT / mutation.tests.partition("::")[0]).read_text("utf-8")
+        name = recorded[mutation.name].partition("[")[0]
+        assert f"def {name}(" in source, f"{mutation.name}: {mutation.tests}"
+
+
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_mutation_fits_its_file(mutation: Mutation, tmp_path: pathlib.Path) -> None:
     target = tmp_path / mutation.path
@@ -25,6 +33,5 @@ def test_a_mutation_fits_its_file(mutation: Mutation, tmp_path: pathlib.Path) ->
     shutil.copy(processes.ROOT / mutation.path, target)
     mutation.apply(tmp_path)
     compile(target.read_text(encoding="utf-8"), mutation.path, "exec")
-    # One test of a file may be named.
-    path, _, _ = mutation.tests.partition("::")
-    assert (processes.ROOT / path).is_file()
+    path, _, name = mutation.tests.partition("::")
+    assert f"def {name}" in (processes.ROOT / path).read_text(encoding="utf-8")
