@@ -1,1 +1,1 @@
-"""Fault injection: real commands, real signals, and the promises that hold then."""
+"""Fault injection: real commands with real signals, and the promises that must hold."""

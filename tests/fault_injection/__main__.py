@@ -1,4 +1,4 @@
-"""Makes runs fail on purpose, and counts the promises that were broken.
+"""Command that makes runs fail on purpose, and counts the promises that were broken.
 
   python -m tests.fault_injection                        # every scenario, hours
   python -m tests.fault_injection --only=NAME,... --tries=3

@@ -1,4 +1,4 @@
-"""Clusters that train while faults come: what is seen of them from outside."""
+"""Clusters that train while faults happen, observed from outside."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from strategies.processes.forked_process import Process
 from tests import processes
 from tests.trainers.experiments.verify.mutated_projects import plant
 
-# Dropout and batch normalization: a step depends on all that a checkpoint keeps.
+# With dropout and batch normalization a step depends on all that a checkpoint keeps.
 _MODEL = """
 import keras
 
@@ -49,12 +49,12 @@ _FLAGS = (
 MIRRORED = (
     "--strategy=multi_worker_mirrored",
     "--model=own",
-    # So that a blow falls in the step it is meant for, and not after the last one.
+    # The delay makes a fault hit the intended step, and not the time after the last.
     "--set=length.step_delay_milliseconds=10",
     *_FLAGS,
 )
 MIRRORED_STEPS = 300
-# A step takes 0.25 s, most of it to send 76 kB of gradients and then of weights.
+# A step takes 0.25 s, most of which is to send 76 kB of gradients and then of weights.
 SHARDED = (
     *("--strategy=multi_worker_mirrored", "--shard_optimizer_state"),
     *("--model=mlp", "--hidden_units=512", "--emulated_bandwidth_mbit=5"),
@@ -66,7 +66,7 @@ SERVED = ("--strategy=parameter_server", "--model=mlp", *_FLAGS)
 
 
 class Run:
-    """A launcher, what it has started, and the folder of its run."""
+    """A launcher with its tasks, and the folder of its run."""
 
     def __init__(self, process: Process, folder: pathlib.Path):
         self.process = process
@@ -101,30 +101,30 @@ class Run:
         task.suspend()
 
     def stop(self) -> None:
-        """Ends the run as a user does."""
+        """Ends the run by SIGTERM, as a user does, and checks the exit code."""
         self.process.terminate()
         code = self.process.wait(processes.PATIENCE_SECONDS)
         require(code == 143, f"exit code {code}: {self.errors()[-1000:]!r}")
 
     def num_lines_logged(self) -> int:
-        """In all logs, and on the terminal."""
+        """Returns the number of lines in all logs and on the terminal."""
         files = [self._errors, *(self.folder / "logs").glob("*.log")]
         return sum(len(file.read_text("utf-8").splitlines()) for file in files)
 
     def seconds_until_ended(self, tasks: Iterator[psutil.Process]) -> float:
-        """Since the last blow."""
+        """Returns the seconds from the last fault to the end of the tasks."""
         _, alive = psutil.wait_procs(list(tasks), timeout=60)
         require(not alive, "the others did not end within 60 s")
         return time.monotonic() - self.struck_at
 
     def seconds_others_outlive(self, job: str, index: int) -> float:
-        """Kills a task. Returns how long the other tasks live on."""
+        """Kills a task, and returns the seconds that the others live on."""
         tasks, lost = self.tasks(), self.task(job, index)
         self.kill(lost)
         return self.seconds_until_ended(task for task in tasks if task != lost)
 
     def num_lost(self) -> int:
-        """How many tasks the launcher has found lost so far."""
+        """Returns the number of tasks that the launcher has found lost so far."""
         return self.errors().count(" was lost")
 
     def wait_until_lost(self, number: int) -> None:
@@ -133,11 +133,14 @@ class Run:
         )
 
     def seconds_until_back(self, worker: int) -> float:
-        """Since the last blow, until an update that began after it is this worker's."""
+        """Returns the seconds from the last fault until a worker takes part again.
+
+        It takes part when an update that began after the fault is this worker's.
+        """
         lines = len(processes.metrics_so_far(self.folder))
 
         def takes_part() -> bool:
-            # The line after the kill may still tell of the one that was killed.
+            # The first line after the kill may still count the killed process.
             found = processes.metrics_so_far(self.folder)[lines + 1 :]
             named = [
                 row["staleness"]["by_worker"] for row in found if "staleness" in row
@@ -148,9 +151,9 @@ class Run:
         return time.monotonic() - self.struck_at
 
     def counters(self) -> dict[str, int]:
-        """What the newest checkpoint's variables say of applied updates."""
+        """Returns the counts of applied updates in the newest checkpoint."""
         newest = max((self.folder / "checkpoints").glob("step-*"))
-        # TensorFlow, which takes seconds and is not needed before.
+        # TensorFlow takes seconds to import and is not needed before.
         import tensorflow as tf
 
         saved = tf.train.load_checkpoint(str(newest / "variables"))
@@ -163,7 +166,7 @@ class Run:
         }
 
     def ends_well(self, num_steps: int, num_restarts: int) -> None:
-        """Waits for the end, and checks what is common to all good ends."""
+        """Waits for the end, and checks the exit code, status, steps and restarts."""
         code = self.process.wait(processes.PATIENCE_SECONDS)
         require(code == 0, f"exit code {code}: {self.errors()[-1000:]!r}")
         result = self.result()
@@ -180,11 +183,11 @@ class Run:
 
 @contextlib.contextmanager
 def started(folder: pathlib.Path, *flags: str) -> Iterator[Run]:
-    """A run of the project with one more model in it."""
+    """Yields a run of a copy of the project with one more model."""
     project = folder / "project"
     project.mkdir()
     plant(project, None, own=_MODEL)
-    # A file, because nobody reads from a pipe meanwhile.
+    # Errors go to a file, because no process reads from a pipe meanwhile.
     with (folder / "errors").open("wb") as errors:
         process = subprocess.Popen(
             processes.command(f"--run_dir={folder / 'run'}", *flags),
@@ -206,7 +209,7 @@ def started(folder: pathlib.Path, *flags: str) -> Iterator[Run]:
 def undisturbed_weights(
     num_workers: int, flags: tuple[str, ...] = MIRRORED, num_steps: int = MIRRORED_STEPS
 ) -> str:
-    """Digest of those of multi_worker_mirrored that nothing happens to."""
+    """Returns the digest of the weights of a run without a fault."""
     with tempfile.TemporaryDirectory() as folder:
         flags = (*flags, f"--num_workers={num_workers}", f"--train_steps={num_steps}")
         with started(pathlib.Path(folder), *flags) as run:
@@ -215,6 +218,6 @@ def undisturbed_weights(
 
 
 def require(holds: bool, otherwise: str) -> None:
-    """Raises AssertionError with a line that says what was promised."""
+    """Raises AssertionError with a line, unless the promise holds."""
     if not holds:
         raise AssertionError(otherwise)

@@ -1,4 +1,4 @@
-"""The run that nothing disturbs, and whether a disturbed one becomes the same."""
+"""Checks that a disturbed run continues to the weights of an undisturbed one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from trainers.run_dir.checkpoint_manifest import DamagedError, read_commit
 
 SYNCHRONOUS = ("one_device", "multi_worker_mirrored")
 
-# What a checkpoint has to hold besides weights, for a run to go on exactly.
+# A model and an optimizer that continue exactly only if a checkpoint keeps more than
+# weights.
 SMALL = (
     "--model=mlp",
     "--hidden_units=16",
@@ -24,18 +25,18 @@ SMALL = (
 
 @functools.cache
 def undisturbed_weights(*flags: str) -> str:
-    """The digest of the weights at the end of a run that is left alone."""
+    """Returns the digest of the weights of a run without a fault."""
     with tempfile.TemporaryDirectory() as folder:
         return processes.train(pathlib.Path(folder) / "run", *flags)["weights_sha256"]
 
 
 def assert_continues(run: pathlib.Path, *flags: str, is_exact: bool = True) -> None:
-    """Takes a run up again and compares its end with that of one left alone.
+    """Resumes a run, and compares its end with an undisturbed run.
 
     Args:
-      run: its folder.
-      flags: it was started with.
-      is_exact: whether a step depends on nothing but the steps before.
+      run: Run folder.
+      flags: Flags with which the run was started.
+      is_exact: Whether a step depends only on the steps before it.
     """
     before = newest_intact(run)
     done = processes.run(f"--run_dir={run}", *flags, "--resume=auto")
@@ -44,7 +45,7 @@ def assert_continues(run: pathlib.Path, *flags: str, is_exact: bool = True) -> N
     continued = re.search(r"continued at step (\d+)", done.stdout)
     step = int(continued[1]) if continued else 0
     if "nothing to do" not in done.stdout:
-        assert step == (before or 0), f"goes on at {step}, not at {before}"
+        assert step == (before or 0), f"continues at {step}, not at {before}"
     result = processes.result_of(run)
     assert result["status"] == "completed", f"ends as {result['status']}"
     leftovers = [str(path) for path in run.rglob(".*")]
@@ -55,7 +56,7 @@ def assert_continues(run: pathlib.Path, *flags: str, is_exact: bool = True) -> N
 
 
 def newest_intact(run: pathlib.Path) -> int | None:
-    """The step of the newest checkpoint that is what was written."""
+    """Returns the step of the newest checkpoint without damage, or None."""
     for name in reversed(processes.checkpoints_of(run)):
         step = int(name.removeprefix("step-"))
         try:

@@ -83,7 +83,7 @@ def page(machine: str, found: Mapping[str, Mapping[str, Any]]) -> str:
 
 def name_of_this_machine() -> str:
     """Returns the number and the kind of its CPUs."""
-    # Imports TensorFlow, which takes seconds.
+    # This module imports TensorFlow, which takes seconds.
     with native_log_hidden():
         from trainers.reporting.result import hardware
 

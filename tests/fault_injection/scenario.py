@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Scenario:
-    """A fault, and what is promised when it happens.
+    """A fault, and the promise that holds when it happens.
 
     Attributes:
       name: Words joined by dashes.
-      promise: What has to hold, in a line.
+      promise: Condition that must hold, in a line.
       tries: Number of tries unless `--tries` gives another.
       attempt: Makes the fault happen once, at random moments from the generator, in an
         empty folder. Returns the seconds that the promise limits, or None if it limits

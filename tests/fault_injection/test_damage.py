@@ -1,6 +1,6 @@
-"""Damage to the newest checkpoint, as the whole program meets it.
+"""Tests of damage to the newest checkpoint, with the whole program.
 
-Many more kinds, without a whole run: tests/trainers/run_dir/test_checkpoints.py.
+tests/trainers/run_dir/test_checkpoints.py has many more kinds, without a whole run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def test_every_kind_is_one_line_and_the_run_goes_on_from_the_one_before(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # It warns of what is traced often, which only many runs in one process do.
+    # Many runs in one process trace often, and TensorFlow would warn of that.
     monkeypatch.setattr(tf.get_logger(), "disabled", True)
 
     def resume(*flags: str) -> tuple[int, str, str]:

@@ -1,4 +1,4 @@
-"""Files on a file system that is really full, and what a run makes of it."""
+"""Tests of runs on a file system that is really full."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_line_that_does_not_fit_is_not_begun(disk: SmallDisk) -> None:
     path = disk.seen / "metrics.jsonl"
     append_whole(path, "first\n")
     disk.fill()
-    # More than what is left of the file's last page.
+    # The line is longer than the rest of the file's last page.
     with pytest.raises(OSError, match="No space left"):
         append_whole(path, "x" * 10_000 + "\n")
     assert path.read_text() == "first\n"
@@ -60,13 +60,13 @@ def test_summaries_are_left_out_until_there_is_space(
     assert summaries.flush()
     disk.fill()
     for step in range(2, 6):
-        # More than fits into what is left of the file's last page.
+        # The values do not fit into the rest of the file's last page.
         values = {f"value/{number}": float(step) for number in range(300)}
         summaries.scalars(TRAIN, values, step)
         assert not summaries.flush()
     files = list(folder.rglob("*.v2"))
     disk.free()
-    assert summaries.flush(), "not tried again"
+    assert summaries.flush(), "the summaries were not written again"
     write_errors.end("summaries")
     summaries.scalars(TRAIN, {"loss": 6.0}, step=6)
     assert summaries.flush()
@@ -128,7 +128,7 @@ def test_nothing_can_be_printed_and_the_exit_code_stays(tmp_path: pathlib.Path) 
             check=False,
         )
     assert done.returncode == 3
-    # The log is on another disk.
+    # The log is on another disk, which is not full.
     lines = [line.split(maxsplit=2)[2] for line in log.read_text().splitlines()]
     assert lines == ["one", "warning: two", "three", "error: four"]
 

@@ -1,7 +1,7 @@
-"""Several processes that diverge agree on where they go back to.
+"""Checks that processes that diverge agree on the checkpoint to which they return.
 
-In one process: tests/trainers/fault_tolerance/test_rollback.py; under every strategy:
-tests/conformance/test_divergence.py.
+tests/trainers/fault_tolerance/test_rollback.py tests it in one process, and
+tests/conformance/test_divergence.py under every strategy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A run that makes no progress names the task that is behind, and its work."""
+"""Checks that a run without progress names the task that is behind, and its work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ needs_hosts = pytest.mark.skipif(bool(reason_for_none()), reason=reason_for_none
 @pytest.mark.parametrize(
     ("name", "seed"),
     [
-        # The seeds choose a task that is not the chief, where there is a choice.
+        # The seeds choose a task other than the chief where a scenario has a choice.
         ("hang-input", 0),
         pytest.param("hang-disk", 1, marks=needs_strace),
         further("hang-input", 1),

@@ -1,4 +1,4 @@
-"""Tasks do not outlive their launcher, whenever it is killed."""
+"""Checks that tasks end with their launcher, at whatever moment it is killed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.fault_injection.scenarios.launcher_killed import killed_after
 pytestmark = pytest.mark.cluster
 
 
-# Before tasks can know of it, and while they import TensorFlow. While they train:
-# tests/cluster/test_clusters.py.
+# The first moment is before tasks know the launcher, and the second while they import
+# TensorFlow. tests/cluster/test_clusters.py kills the launcher while they train.
 @pytest.mark.parametrize("seconds", [0.4, 2.0])
 def test_nothing_is_left_of_a_launcher_that_is_killed_early(
     seconds: float, tmp_path: pathlib.Path

@@ -1,4 +1,4 @@
-"""Tasks of a cluster that are killed: all that was applied stays applied."""
+"""Checks that a cluster whose tasks are killed keeps all applied updates."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ BY_NAME = {scenario.name: scenario for scenario in all_scenarios()}
 @pytest.mark.parametrize(
     ("name", "seed"),
     [
-        # Worker 0 of 2, the chief.
+        # With this seed the victim is worker 0 of 2, the chief.
         ("multi-worker-killed", 1),
         further("multi-worker-killed", 0),
         further("outer-optimizer-worker-killed", 1),
-        # Worker 1 of 2.
+        # With this seed the victim is worker 1 of 2.
         ("killed-within-an-all-gather", 0),
         further("ps-killed", 0),
         further("chief-killed", 0),

@@ -1,6 +1,6 @@
-"""Files that run a program when they are read as models or pickles are not run.
+"""Checks that the program does not run code in malicious models and pickles.
 
-Each is shown to do so first, where it is read by what it is made for.
+A fixture first reads each file in an unsafe way, to show that it does harm.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainers.run_dir.step_recording import Recording
 
 
 class Harm:
-    """Pickles as a call that makes a folder, as exploits do worse."""
+    """An object whose pickle makes a folder when it is read; exploits do worse."""
 
     def __init__(self, harmed: pathlib.Path):
         self._harmed = harmed
@@ -34,7 +34,7 @@ class Harm:
 
 
 def write_lambda(path: pathlib.Path, harmed: pathlib.Path) -> None:
-    """A model with a layer of Python code."""
+    """Saves a model with a layer of Python code."""
     layer = keras.layers.Lambda(
         lambda x, path: [__import__("os").makedirs(path, exist_ok=True), x][1],
         output_shape=(2,),
@@ -49,7 +49,7 @@ def run_model(path: pathlib.Path) -> None:
 
 
 def write_saved_model(path: pathlib.Path, harmed: pathlib.Path) -> None:
-    """A graph with an operation that writes a file."""
+    """Saves a graph with an operation that writes a file."""
     module = tf.Module()
     module.f = tf.function(
         lambda x: (tf.io.write_file(str(harmed / "file"), "x"), x)[1],
@@ -63,7 +63,7 @@ def run_saved_model(path: pathlib.Path) -> None:
 
 
 def write_saved_model_layer(path: pathlib.Path, harmed: pathlib.Path) -> None:
-    """A model with a layer that is such a graph, in a folder beside it."""
+    """Saves a model with a layer that loads such a graph from a folder beside it."""
     graph = path.with_name("graph")
     write_saved_model(graph, harmed)
     layer = keras.layers.TFSMLayer(str(graph), call_endpoint="serving_default")
@@ -80,7 +80,7 @@ def run_pickle(path: pathlib.Path) -> None:
 
 
 def write_arrays(path: pathlib.Path, harmed: pathlib.Path) -> None:
-    """Arrays of objects, which NumPy pickles."""
+    """Saves arrays of objects, which NumPy pickles."""
     arrays = {"loss": np.array([Harm(harmed)], object), "examples": np.zeros(())}
     np.savez(path, **arrays, random_layers=np.zeros(()))
 
@@ -102,7 +102,7 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A folder with every malicious file, and a run that has done nothing wrong."""
+    """Makes a folder with every malicious file, and a run without harm."""
     folder = tmp_path_factory.mktemp("malicious")
     for name, (write, run) in KINDS.items():
         write(folder / name, folder / "harmed")
@@ -118,7 +118,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def folder(
     place: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[pathlib.Path]:
-    """The working directory, with a copy of it all; fails if harm was done."""
+    """Changes into a copy of all files; fails if harm was done."""
     shutil.copytree(place, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
     yield tmp_path / "here"
@@ -136,7 +136,7 @@ def put(source: pathlib.Path, target: pathlib.Path) -> None:
 def test_it_is_not_read_as_the_only_checkpoint(
     name: str, folder: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """In its place, in place of its variables, and beside them."""
+    """The file replaces the checkpoint, replaces its index, and is beside it."""
     checkpoint = folder / "run/checkpoints/step-00000002"
     kept = checkpoint.rename(folder / "kept")
     for target in (checkpoint, checkpoint / "variables.index", checkpoint / name):
@@ -171,7 +171,7 @@ def test_none_of_them_is_read_as_a_newer_checkpoint_or_any_other_file_of_a_run(
         Recording(folder / "run").read(1)
 
 
-# Each of these is given the name of a malicious file or folder.
+# {} stands for the name of a malicious file or folder.
 FLAGS = (
     ("--config={}",),
     ("--model={}",),

@@ -1,4 +1,4 @@
-"""Workers of parameter servers killed, and launchers stopped, at a few moments."""
+"""Tests of killed workers of parameter servers and of stopped launchers."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def test_workers_that_are_killed_take_part_again(
 def test_a_launcher_that_is_stopped_ends_by_itself(
     update: str, tmp_path: pathlib.Path
 ) -> None:
-    """Within the time it has for that, with a checkpoint of its last step."""
+    """It ends before it would be killed, with a checkpoint of its last step."""
     kills_first = update == "sync"
     random_kills.stopped(update, "checkpoint", kills_first, random.Random(2), tmp_path)

@@ -1,6 +1,6 @@
-"""Nobody but its own tasks reaches a cluster that trains.
+"""Checks that only its own tasks reach a cluster that trains.
 
-`tests/cluster/test_confinement.py` has machines that allow it and machines that do not.
+`tests/cluster/test_confinement.py` tests machines with and without private networks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def test_no_port_of_a_cluster_that_trains_can_be_reached() -> None:
 def test_the_same_look_finds_the_ports_of_one_that_is_not_confined(
     tmp_path: pathlib.Path,
 ) -> None:
-    """TensorFlow listens at every address of this machine, not at 127.0.0.1 alone."""
+    """TensorFlow listens at every address of this machine, not only at 127.0.0.1."""
     flags = ("--strategy=multi_worker_mirrored", "--set=strategy.isolate_network=off")
     with reachable_ports.training(tmp_path, *flags) as (_, tasks):
         (task, *_) = tasks

@@ -1,4 +1,4 @@
-"""kill -9 inside of a save, and what is on disk when."""
+"""Tests of SIGKILL inside of a save, and of the order of writes to disk."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _CALLS = "fsync,fdatasync,rename,renameat,renameat2,openat"
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is missing")
 def test_what_a_power_cut_leaves_is_in_order(tmp_path: pathlib.Path) -> None:
-    """Data is on disk before what declares it complete, and that before its name."""
+    """Data is on disk before the file that declares it complete, and then its name."""
     log = tmp_path / "calls"
     strace = ["strace", "-f", "-y", "--seccomp-bpf", f"-etrace={_CALLS}", f"-o{log}"]
     command = [*strace, sys.executable, "-m", "trainers.main"]
@@ -93,7 +93,7 @@ def test_what_a_power_cut_leaves_is_in_order(tmp_path: pathlib.Path) -> None:
 
 
 def _calls_in(log: str, run: str) -> list[tuple[str, str]]:
-    """What was done, and to which file of a run."""
+    """Returns the kind of each system call, and the file of the run that it changes."""
     found = []
     for line in log.splitlines():
         paths = re.findall(rf'["<]{re.escape(run)}/([^">]*)[">]', line)

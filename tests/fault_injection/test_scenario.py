@@ -1,4 +1,4 @@
-"""Tries of a scenario, the command that makes them, and the tables it records."""
+"""Tests of the tries of a scenario, of their command, and of the recorded tables."""
 
 from __future__ import annotations
 

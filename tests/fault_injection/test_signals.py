@@ -1,7 +1,7 @@
-"""Signals that clusters get at awkward moments.
+"""Tests of signals that clusters get at awkward moments.
 
-Others: tests/trainers/fault_tolerance/test_divergence_and_signals.py and
-tests/cluster/test_task_endings.py.
+tests/trainers/fault_tolerance/test_divergence_and_signals.py and
+tests/cluster/test_task_endings.py test signals at other moments.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from trainers.fault_tolerance.preemption import PreemptionSignals
 def test_all_processes_are_told_at_once_and_a_checkpoint_is_saved(
     tmp_path: pathlib.Path,
 ) -> None:
-    """As systemd does it: the launcher passes on what its tasks have got already."""
+    """As under systemd, the launcher passes on a signal that its tasks have already."""
     stopped("multi_worker_mirrored", "group", "steps", 0.3, tmp_path)
     assert processes.result_of(tmp_path / "run")["status"] == "preempted"
 
 
 @pytest.mark.cluster
 def test_the_chief_is_told_before_training_has_begun(tmp_path: pathlib.Path) -> None:
-    """TensorFlow would take the signal for itself, and go on."""
+    """TensorFlow would handle the signal itself, and training would continue."""
     stopped("multi_worker_mirrored", "chief", "trace", 0.0, tmp_path)
     assert processes.last_step_of(tmp_path / "run") <= 2
 
@@ -45,7 +45,7 @@ def test_what_a_launcher_passes_on_is_no_second_signal() -> None:
             assert signals.requested
             assert signals.exit_code == 143
             assert signal.getsignal(direct) != before, (
-                "the direct one would be the last"
+                "a direct signal would end the process"
             )
             os.kill(os.getpid(), direct)
             assert signal.getsignal(direct) == before
@@ -56,7 +56,7 @@ def test_what_a_launcher_passes_on_is_no_second_signal() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
-# A launcher with one task that does not end when it is told to.
+# A launcher with one task that ignores all signals that can be ignored.
 _STUBBORN = """
 import pathlib, sys
 from strategies.launcher.launch_config import Plan, local_cluster
@@ -88,5 +88,5 @@ def test_a_second_signal_to_the_launcher_ends_its_tasks_at_once(
         launcher.terminate()
         ended = processes.end_of(launcher)
     assert ended.returncode == 143
-    # Without a second one it waits for 10 s.
+    # Without a second signal the launcher waits for 10 s.
     assert time.monotonic() - started < 9

@@ -1,7 +1,7 @@
-"""A run that makes no progress prints where it is, and ends.
+"""Checks that a run that makes no progress prints its stacks and ends.
 
-Not here: `stall-worker`. Its timeout must be below the 10 s of TensorFlow's own
-heartbeats, and three tasks may take longer to start on a busy machine.
+The scenario `stall-worker` is left out: its timeout must be below the 10 s of
+TensorFlow's heartbeats, and three tasks may take longer to start on a busy machine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Start-ups that TensorFlow would not end by itself.
+"""Tests of faults at start-up which TensorFlow alone would not end.
 
-Tasks that never start, and addresses that are taken:
-tests/cluster/test_task_endings.py.
+tests/cluster/test_task_endings.py has tasks that never start and addresses in use.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from tests.markers import further
 pytestmark = pytest.mark.cluster
 
 
-# The leader, while it is waited for; a follower before its leader knows it, and when
-# its part of the first sum is waited for.
+# The leader dies while the other waits for it; a follower dies before its leader knows
+# it, or when the leader waits for its part of the first sum.
 @pytest.mark.parametrize(
     ("victim", "delay"),
     [("worker-0", 0.0), further("worker-1", 0.0), further("worker-1", 0.7)],
@@ -38,7 +37,7 @@ def test_a_task_that_dies_when_all_have_met_is_named_by_the_others(
 def test_a_port_in_use_at_another_address_of_the_machine_is_refused(
     tmp_path: pathlib.Path,
 ) -> None:
-    """TensorFlow listens at all of them, and would end with a traceback."""
+    """TensorFlow listens at all addresses, and would end with a traceback."""
     with cluster(
         tmp_path,
         {"chief": 1, "worker": 1, "ps": 1},

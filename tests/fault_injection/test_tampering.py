@@ -1,4 +1,4 @@
-"""A file in a run folder or a comparison cannot reach what is outside of it."""
+"""Checks that a changed file in a run folder cannot reach files outside of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trainers.main import main
 
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A run with a checkpoint, a recording and all the rest. To be copied."""
+    """Trains a run with a checkpoint and a recording; tests copy its folder."""
     path = tmp_path_factory.mktemp("finished") / "run"
     assert main(["main", *SMALL_RUN, LENGTH, f"--run_dir={path}"]) == 0
     return path
@@ -33,7 +33,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture
 def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """The working directory, with a folder that nothing here may touch."""
+    """Changes into a folder, beside which no test may change anything."""
     path = tmp_path / "here"
     path.mkdir()
     tampering.make_outside(path / "outside")
@@ -47,7 +47,7 @@ def run(finished_run: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
 
 
 def refusal(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line in which a command is refused that changes nothing."""
+    """Returns the error line of a command, which must be refused and change nothing."""
     before = processes.contents(pathlib.Path.cwd())
     assert main(["main", *arguments]) == 2
     captured = capfd.readouterr()
@@ -67,16 +67,16 @@ def test_what_may_lead_out_of_a_run_folder_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """By every command that goes into it, each as any task of a cluster."""
+    """Every command that uses the folder refuses, as any task of a cluster."""
     TAMPERINGS[name](run, folder / "outside")
     assert "run" in refusal(capfd, "--run_dir=run", *RESUME)
     refusal(capfd, "--run_dir=run", "--mode=evaluate")
     several = ("--strategy=parameter_server", "--run_dir=run", "--resume=auto")
     if (run / "config.json").is_file() and "step-00000002" not in name:
-        # The launcher, before it starts a task.
+        # The launcher refuses before it starts a task.
         refusal(capfd, *several, "--model=mlp", "--hidden_units=8")
     if "step-00000002" in name or "config.json is a pipe" in name:
-        # Tasks that do not train read no checkpoint and no configuration there.
+        # Tasks that do not train read neither the checkpoint nor the configuration.
         return
     addresses = {"chief": ("localhost:1",), "worker": ("localhost:2",)}
     for job in ("ps", "worker"):
@@ -90,7 +90,7 @@ def test_the_run_itself_would_have_gone_on(
 ) -> None:
     """The tests above would pass on a run that is refused for something else."""
     outside = processes.contents(folder / "outside")
-    # The one path in it that is only where the run was.
+    # Only this path in the configuration still names the folder of the original run.
     tampering.configured(run_dir="{outside}/run")(run, folder / "outside")
     assert main(["main", "--mode=evaluate", "--run_dir=run"]) == 0
     assert main(["main", "--run_dir=run", *RESUME]) == 0
@@ -146,15 +146,15 @@ def test_no_name_in_a_run_folder_is_imported(
     for name in NAMES[setting]:
         tampering.configured(**{setting: name})(run, folder / "outside")
         for arguments in (RESUME, ("--mode=evaluate",), ("--config=run/config.json",)):
-            # The width of the mlp has no effect without the name of that model.
+            # Without the name of the mlp its width has no effect and would be refused.
             left_out = (setting, "hidden_units") if setting == "model" else (setting,)
             flags_ = [w for w in arguments if not any(part in w for part in left_out)]
             line = refusal(capfd, "--run_dir=run", *flags_)
-            # The form of a function of the user's, which only flags may name.
+            # The name has the form of a user's function, which only flags may name.
             assert f"--{setting}={name} " in line or f"(was {name})" in line
 
 
-# Comparisons, which remove runs that have not finished before they begin them anew.
+# Comparisons, which remove unfinished runs before they start them again.
 
 COMPARE = (
     *("--mode=compare", "--strategies=one_device,tower", "--seeds=1", "--seed=7"),
@@ -167,7 +167,7 @@ LINKS = (
 
 
 def make_comparison(path: pathlib.Path) -> None:
-    """One that was killed early: a plan, and a run that did not finish."""
+    """Makes a comparison that was killed early: a plan and an unfinished run."""
     config = flags.parse(["main", *COMPARE])
     comparison = ComparisonFolder(str(path))
     comparison.begin(arms_of(config), config.run.seed, (1, 1))

@@ -1,4 +1,4 @@
-"""Traits of a strategy as it is configured."""
+"""Tests of the traits of a configured strategy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainers.experiments.verify.arms import is_comparable
     ("dtype", "matches"), [("as_is", True), ("bfloat16", False), ("float16", False)]
 )
 def test_rounded_gradients_are_another_training(dtype: str, matches: bool) -> None:
-    """Verification compares it all the same."""
+    """Verification still compares it."""
     settings = {"strategy": "multi_worker_mirrored", "all_reduce_dtype": dtype}
     config = Config().replace(**settings)
     assert config.strategy.traits.matches_one_device is matches

@@ -1,4 +1,4 @@
-"""A faulty file in the folder of strategies is one line that names it."""
+"""Checks that a faulty file in the folder of strategies is one line that names it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TRAITS = "Traits(synchronous=True, multi_process=False, matches_one_device=True
 def folder(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[pathlib.Path]:
-    """Folder in which strategies are looked for, with those of the project."""
+    """Makes a folder with the project's strategies, in which the registry looks."""
     for path in registry._FOLDER.glob("*.py"):
         (tmp_path / path.name).symlink_to(path)
     monkeypatch.setattr(registry, "_FOLDER", tmp_path)

@@ -1,4 +1,4 @@
-"""Runs that use every setting of an update, each with what Keras does in its place."""
+"""Runs that use every setting of an update, each with Keras's own training."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import tensorflow as tf
 STEPS = 20
 GLOBAL_BATCH_SIZE = 16
 
-# From the number of updates applied so far to the learning rate of the next.
+# A function from the number of applied updates to the learning rate of the next update.
 Rate = Callable[[int], float]
 
 
 class Rates(keras.optimizers.schedules.LearningRateSchedule):
-    """The rate of each step as a table."""
+    """A learning rate schedule that is a table with the rate of each step."""
 
     def __init__(self, rate: Rate):
         self._rates = tf.constant([rate(step) for step in range(STEPS)], tf.float64)
@@ -31,14 +31,14 @@ class Rates(keras.optimizers.schedules.LearningRateSchedule):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """A run, and the training of Keras that it is to equal.
+    """A run, and the training of Keras that it must equal.
 
     Attributes:
-      flags: Flags of the run, beside those of all cases.
+      flags: Flags of the run, in addition to the flags of all cases.
       rate: Learning rate of each step.
-      optimizer: Makes Keras's optimizer.
+      optimizer: Function that makes Keras's optimizer.
       kind: Data and model: quantities, categories, or mlp of the catalogue.
-      label_smoothing: Of Keras's loss.
+      label_smoothing: Label smoothing of Keras's loss.
       loss_factor: Number by which Keras's loss is multiplied.
     """
 
@@ -55,13 +55,13 @@ def constant(rate: float) -> Rate:
 
 
 def cosine(peak: float, num_steps: int = STEPS) -> Rate:
-    """Keras's own, which ends at zero after the last step."""
+    """Returns Keras's cosine decay, which ends at zero after the last step."""
     schedule = keras.optimizers.schedules.CosineDecay(peak, num_steps)
     return lambda step: float(schedule(step))
 
 
 def steps_of_ten(peak: float, num_steps: int = STEPS) -> Rate:
-    """Keras's own. Its boundaries are the last steps that still have a rate."""
+    """Returns Keras's piecewise rate; a boundary is the last step of a rate."""
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay(
         [num_steps // 2 - 1, num_steps * 3 // 4 - 1],
         [peak, peak / 10, peak / 100],
@@ -70,7 +70,10 @@ def steps_of_ten(peak: float, num_steps: int = STEPS) -> Rate:
 
 
 def after_warm_up(num_steps: int, peak: float, then: Rate) -> Rate:
-    """Rises by an equal part with each step: Keras's begins with a step at zero."""
+    """Returns a rate that rises by an equal part with each step.
+
+    Keras's own warm-up begins with a step whose rate is zero.
+    """
     return lambda step: (
         peak * (step + 1) / num_steps if step < num_steps else then(step - num_steps)
     )

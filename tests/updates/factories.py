@@ -1,6 +1,6 @@
-"""Data and models whose training shows each setting of an update.
+"""Data and models whose training depends on each setting of an update.
 
-Their names are tests.updates.factories:NAME.
+Flags name them tests.updates.factories:NAME.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ NUM_EXAMPLES = 16
 NUM_CLASSES = 3
 NUM_CATEGORIES = 12
 
-# Of features and labels.
+# Features and labels.
 Arrays = tuple[np.ndarray, np.ndarray]
 
 
 def quantities() -> tuple[Arrays, Arrays]:
-    """Features [n, 5] and labels [n], to train and to evaluate.
+    """Returns features [n, 5] and labels [n], to train and to evaluate.
 
     The last feature is so small that its gradients are near the epsilon of Adam (1e-7).
     """
@@ -29,7 +29,7 @@ def quantities() -> tuple[Arrays, Arrays]:
 
 
 def categories() -> tuple[Arrays, Arrays]:
-    """The same with ids [n, 2], some of which occur often and others never."""
+    """Returns ids [n, 2] and labels [n]; some ids occur often and others never."""
     generator = np.random.default_rng(1)
     ids = generator.integers(NUM_CATEGORIES // 2, size=(NUM_EXAMPLES, 2))
     both = ids, generator.integers(NUM_CLASSES, size=NUM_EXAMPLES)
@@ -37,7 +37,7 @@ def categories() -> tuple[Arrays, Arrays]:
 
 
 def perceptron() -> keras.Model:
-    """No ties and no bias of zero, which weight decay would leave alone."""
+    """Builds a model without ties or biases of zero, which would not decay."""
     features = keras.Input([5])
     hidden = _dense("hidden", 6, seed=1, activation="tanh")(features)
     model = keras.Model(features, _dense("logits", NUM_CLASSES, seed=2)(hidden))
@@ -46,17 +46,17 @@ def perceptron() -> keras.Model:
 
 
 def embedding() -> keras.Model:
-    """Embeds two ids, so that the gradient of its table is rows."""
+    """Builds a model that embeds two ids, so that the gradient of its table is rows."""
     ids = keras.Input([2], dtype="int64")
     table = keras.layers.Embedding(NUM_CATEGORIES, 4, _initial_table())
     return _of_vectors(ids, table(ids))
 
 
 def embedding_as_a_product() -> keras.Model:
-    """The same function of the same weights, with a gradient of the whole table.
+    """Builds the same function of the same weights, whose table has a dense gradient.
 
-    Keras's optimizers take the rows of a gradient one by one, also those of one id:
-    its Adagrad adds up their squares instead of squaring their sum (Keras 3.15).
+    Keras's optimizers take the rows of a gradient one by one, also several rows of one
+    id: its Adagrad adds up their squares instead of squaring their sum (Keras 3.15).
     """
     ids = keras.Input([2], dtype="int64")
     table = keras.layers.Dense(4, use_bias=False, kernel_initializer=_initial_table())

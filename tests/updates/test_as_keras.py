@@ -1,7 +1,7 @@
-"""Updates are those of Keras, with the rates of the formulas, all through a run.
+"""Checks that the updates of a whole run are Keras's, with the rates of the formulas.
 
-Strategies share the optimizer, so that comparing them with each other shows nothing
-about it. Here a run of the program is compared with `fit` of a plain Keras model.
+Strategies share the optimizer, so a comparison among them shows nothing about it. These
+tests compare a run of the program with `fit` of a plain Keras model.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ MODELS = {
     "mlp": "mlp",
 }
 
-# Weights are float64, and their distance is measured in how far they have moved. Rates
-# are single precision; and of the two betas of Keras's Adam (1 - beta_2 is 1e-5 larger
-# than it is to be), which tests/trainers/model/optimizers/test_adam.py compares with
-# the formula.
+# Bounds of the distance of float64 weights, relative to their distance from the initial
+# ones. Rates have single precision, and so have both betas of Keras's Adam: 1 - beta_2
+# is 1e-5 too large. tests/trainers/model/optimizers/test_adam.py compares Adam with the
+# formula.
 TOLERANCE = 2e-7
 TOLERANCE_OF_ADAM = 2e-5
-# Single precision, which has a relative error of 6e-8, of what begins at the peak.
+# Rates begin at the peak, and single precision has a relative error of 6e-8.
 RATE_TOLERANCE = 2e-7
 
 
@@ -58,13 +58,13 @@ def arguments(case: Case) -> list[str]:
         f"--model={MODELS[case.kind]}",
         f"--dataset=tests.updates.factories:{data}",
     ]
-    # A model of the tests has widths of its own.
+    # Models of the tests have fixed widths.
     names += [] if ":" in MODELS[case.kind] else ["--hidden_units=6"]
     return ["main", *FLAGS, *names, *strategy, *length, *case.flags]
 
 
 def weights_of_checkpoint(run: pathlib.Path, step: int) -> list[np.ndarray]:
-    """Of the trainable variables, as TensorFlow reads them."""
+    """Returns the trainable variables, as TensorFlow reads them."""
     reader = tf.train.load_checkpoint(run / f"checkpoints/step-{step:08d}/variables")
     key = "optimizer/_trainable_variables/{}/.ATTRIBUTES/VARIABLE_VALUE"
     count = sum(
@@ -76,7 +76,7 @@ def weights_of_checkpoint(run: pathlib.Path, step: int) -> list[np.ndarray]:
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """What a model of the catalogue is built for."""
+    """The shapes and numbers that a model of the catalogue needs."""
 
     input_shape: tuple[int, ...] = (5,)
     num_classes: int = factories.NUM_CLASSES
@@ -84,7 +84,7 @@ class Spec:
 
 
 def keras_model(kind: str) -> keras.Model:
-    """With the initial weights of the run."""
+    """Returns a model with the initial weights of the run."""
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     keras.utils.set_random_seed(0)
@@ -97,7 +97,7 @@ def keras_model(kind: str) -> keras.Model:
 
 
 def weights_of_fit(case: Case) -> list[list[np.ndarray]]:
-    """Before the first step and after each."""
+    """Returns the weights before the first step and after each step."""
     model = keras_model(case.kind)
     (features, labels), _ = (
         factories.categories() if case.kind == "categories" else factories.quantities()
@@ -128,7 +128,8 @@ def weights_of_fit(case: Case) -> list[list[np.ndarray]]:
     return weights
 
 
-# What the other embeddings do not show: rows and micro-batches, rows and both moments.
+# These combine what other cases test: rows with micro-batches, and rows with both
+# moments.
 FURTHER = ("sgd of an embedding, in micro-batches", "adam of an embedding")
 
 
@@ -155,17 +156,17 @@ def test_a_run_updates_as_keras_does(name: str, tmp_path: pathlib.Path) -> None:
             zip(found, expected[step], expected[0], strict=True)
         ):
             moved = np.linalg.norm(want - before)
-            assert moved > 1e-3, "this shows nothing"
+            assert moved > 1e-3, "the weights have hardly moved, which shows nothing"
             distance = np.linalg.norm(got - want)
             assert distance <= tolerance * moved, f"step {step}, variable {index}"
 
 
-# Settings of other groups that decide what an update makes of gradients.
+# Settings of other groups that change how an update uses gradients.
 OTHERS = ("gradient_reduction", "gradient_accumulation_steps")
 
 
 def test_every_setting_of_an_update_is_in_a_case() -> None:
-    """Each choice, and of what has no choices a value that is not the default."""
+    """A case has each choice, or a value other than the default if there are none."""
     names = [*(field.name for field in dataclasses.fields(OptimizerConfig)), *OTHERS]
     settings = [parse(arguments(case)).to_dict() for case in CASES.values()]
     for name in names:

@@ -1,4 +1,4 @@
-"""One module for each kind of fault, with its `SCENARIOS`."""
+"""Scenarios in one module for each kind of fault, which has `SCENARIOS`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags, files and folders that are wrong, given to the real command."""
+"""A scenario of wrong flags, files and folders, given to the real command."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.invalid_commands import (
 )
 
 _FEWEST = 120
-# Written by Python when the program ends, if it has loaded TensorFlow.
+# Python makes this file when the program ends, if it has loaded TensorFlow.
 _MARK = "tensorflow-was-loaded"
 _REPORTS_TENSORFLOW = f"""
 import atexit, os, pathlib, sys
@@ -47,13 +47,13 @@ atexit.register(report)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Request:
-    """A command line in surroundings of its own.
+    """A wrong command line with its environment.
 
     Attributes:
-      wrong: what is asked for.
-      environment: besides a user's own.
-      run: whether the folder `run` holds a finished run, which `prepare` changes.
-      is_early: whether it is known without TensorFlow.
+      wrong: Wrong command line.
+      environment: Variables in addition to a user's.
+      run: Whether the folder `run` holds a finished run, which `prepare` changes.
+      is_early: Whether the program must refuse it without TensorFlow.
     """
 
     wrong: Row
@@ -66,19 +66,19 @@ def _records(content: bytes, words: str) -> Row:
     return row(RECORDS, "some.tfrecord", words, prepare=write("some.tfrecord", content))
 
 
-# Besides those of the tables of `tests`.
+# Record files in addition to the tables of tests/invalid_commands.py.
 _RECORD_FILES = [
     _records(b"abc", "only 3 of its 12 header bytes exist"),
     _records(bytes(64), "its length is damaged"),
     _records(b"sample,label\n1 2 3 4 5,0\n", "if it is a TFRecord file at all"),
     _records(b"\x1f\x8b\x08" + bytes(20), "the compressed data is damaged"),
-    # 2^40 bytes are claimed, and the checksum of that is right.
+    # The header claims 2^40 bytes, with the right checksum.
     _records(bytes.fromhex("0000000000010000aa3d6be4") + b"abc", "1099511627776 bytes"),
 ]
 
 
 def _requests() -> Iterator[_Request]:
-    # TensorFlow, which takes seconds and is not needed to list scenarios.
+    # It imports TensorFlow, which takes seconds and is not needed to list scenarios.
     from tests.trainers.inputs.test_cifar10 import DAMAGED as DAMAGED_CIFAR10
 
     for wrong in (
@@ -120,8 +120,8 @@ def _in_data(
 
 
 def _all_are_refused(chosen: random.Random, folder: pathlib.Path) -> float:
-    """Returns the longest time of those that do without TensorFlow."""
-    # Its configuration has the path, and one of the requests is to train there again.
+    """Returns the longest time of a refusal without TensorFlow, in seconds."""
+    # One of the requests trains in this folder again, by the path in its configuration.
     finished = folder / "finished" / "run"
     finished.parent.mkdir()
     processes.train(finished, *SMALL_RUN)
@@ -153,7 +153,7 @@ def _all_are_refused(chosen: random.Random, folder: pathlib.Path) -> float:
 def _refused(
     request: _Request, here: pathlib.Path, hook: pathlib.Path, finished: pathlib.Path
 ) -> tuple[float, bool]:
-    """How long it took, and whether TensorFlow was loaded for it."""
+    """Returns the seconds of a refusal, and whether TensorFlow was loaded for it."""
     work, marks = here / "work", here / "marks"
     for folder in (work, marks):
         folder.mkdir(parents=True)
@@ -179,14 +179,14 @@ def _refused(
     _check(request, done)
     assert processes.contents(work) == before, "something was written"
     needless = loaded and request.is_early
-    assert not needless, "TensorFlow was loaded, and is not needed to know"
+    assert not needless, "TensorFlow was loaded, and is not needed for this refusal"
     return seconds, loaded
 
 
 def _check(request: _Request, done: subprocess.CompletedProcess[str]) -> None:
     assert done.returncode == 2, f"exit code {done.returncode}: {done.stderr[-300:]}"
     assert done.stdout == "", f"printed {done.stdout[:100]}"
-    # A checkpoint that is passed over is told before the error is.
+    # A warning about a skipped checkpoint may precede the error.
     lines = [
         line
         for line in done.stderr.splitlines()

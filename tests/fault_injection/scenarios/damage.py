@@ -1,4 +1,4 @@
-"""Eleven kinds of damage to the newest checkpoint."""
+"""A scenario of eleven kinds of damage to the newest checkpoint."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ Damage = Callable[[pathlib.Path, random.Random], None]
 
 
 def _file(checkpoint: pathlib.Path, name: str) -> pathlib.Path:
-    """Of the data the first part: what servers hold is in parts of its own."""
+    """Returns a file of a checkpoint; of several data files the first.
+
+    A run with parameter servers has a data file for each server.
+    """
     return (
         min(checkpoint.glob("variables.data-*")) if name == DATA else checkpoint / name
     )
@@ -74,15 +77,15 @@ def assert_falls_back(
     chosen: random.Random,
     resume: Callable[..., tuple[int, str, str]],
 ) -> None:
-    """Damages a copy of a run, which then goes on from the checkpoint before.
+    """Damages a copy of a run, which then continues from the checkpoint before.
 
     Args:
-      kind: of `KINDS`.
-      trained: a run of `FLAGS`, which stays as it is.
-      run: where to make the copy.
-      chosen: decides where the damage is.
-      resume: runs the program with some flags, and returns its exit code, standard
-        output and standard error.
+      kind: Key of `KINDS`.
+      trained: Folder of a run with `FLAGS`, which is not changed.
+      run: Folder for the copy.
+      chosen: Generator that draws the place of the damage.
+      resume: Function that runs the program with some flags, and returns its exit code,
+        standard output and standard error.
     """
     shutil.copytree(trained, run)
     (run / "result.json").unlink()

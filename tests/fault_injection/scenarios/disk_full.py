@@ -1,4 +1,4 @@
-"""A disk that is full for a while, or until the end of a run."""
+"""Scenarios of a disk that is full for some time, or until the end of a run."""
 
 from __future__ import annotations
 
@@ -30,18 +30,19 @@ FLAGS = (
 
 
 class SmallDisk:
-    """A file system of its own, of a few MiB, that only some processes see.
+    """A separate file system of a few MiB that only some processes see.
 
     Attributes:
-      folder: where it is, for those processes.
-      begin: what makes a command one of them.
+      folder: Path of the file system, for the processes that see it.
+      begin: Words that precede a command to let it see the file system.
+      seen: Path of the file system for all other processes.
     """
 
     def __init__(self, folder: pathlib.Path, keeper: subprocess.Popen[str]):
         self.folder = folder
         self.begin = ["nsenter", f"--target={keeper.pid}", "--user", "--mount"]
         self.begin += ["--preserve-credentials", f"--wd={processes.ROOT}"]
-        # What the others see is reached through one of them.
+        # The path leads through a process that sees the file system.
         self.seen = pathlib.Path(f"/proc/{keeper.pid}/root{folder}")
 
     def fill(self) -> None:
@@ -57,7 +58,7 @@ class SmallDisk:
 
 
 def small_disks_exist() -> bool:
-    """Whether this machine lets its users make one."""
+    """Returns whether this machine lets its users make a file system."""
     make = ["unshare", "--user", "--map-root-user", "--mount", "true"]
     return (
         shutil.which("unshare") is not None
@@ -68,7 +69,7 @@ def small_disks_exist() -> bool:
 
 @contextlib.contextmanager
 def small_disk(folder: pathlib.Path, mebibytes: int) -> Iterator[SmallDisk]:
-    """Mounts one at a folder, in a namespace that ends with the block."""
+    """Mounts a file system at a folder, in a namespace that ends with the block."""
     folder.mkdir()
     mount = f"mount -t tmpfs -o size={mebibytes}m none {folder} && echo there && cat"
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount]
@@ -76,33 +77,33 @@ def small_disk(folder: pathlib.Path, mebibytes: int) -> Iterator[SmallDisk]:
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as keeper:
         assert keeper.stdout is not None
-        assert keeper.stdout.readline() == "there\n", "no file system of its own"
+        assert keeper.stdout.readline() == "there\n", "the file system is not mounted"
         yield SmallDisk(folder, keeper)
         keeper.communicate()
 
 
 def _while_training(chosen: random.Random, folder: pathlib.Path) -> None:
-    """Some checkpoints and lines are lost, and nothing else."""
+    """Fills the disk for a time, in which checkpoints and lines may be lost."""
     expected = undisturbed_weights(*FLAGS)
     with small_disk(folder / "disk", 4) as disk:
         run = disk.seen / "run"
         with _training(disk, folder) as process:
             saved = _fill_soon(disk, chosen)
             time.sleep(chosen.uniform(0.5, 1.5))
-            assert newest_intact(run) == saved, "a checkpoint on a full disk"
+            assert newest_intact(run) == saved, "another checkpoint on a full disk"
             disk.free()
             ended = processes.end_of(process)
         assert ended.returncode == 0, f"ends with {ended.returncode}: {ended.stderr}"
         _assert_one_warning_of_a_kind(ended.stderr)
         assert processes.result_of(run)["weights_sha256"] == expected, "other weights"
-        assert newest_intact(run) == 1500, "no checkpoint after the disk was mended"
+        assert newest_intact(run) == 1500, "no checkpoint after the disk was freed"
         steps = [row["step"] for row in processes.metrics_of(run)]
         assert steps == sorted(steps), "torn lines"
-        assert steps[-1] == 1500, "no metrics after the disk was mended"
+        assert steps[-1] == 1500, "no metrics after the disk was freed"
 
 
 def _at_the_end(chosen: random.Random, folder: pathlib.Path) -> None:
-    """The run has failed, and says from where it can go on."""
+    """Fills the disk until the end; the run fails, and names its last checkpoint."""
     with small_disk(folder / "disk", 4) as disk:
         run = disk.seen / "run"
         with _training(disk, folder) as process:
@@ -121,7 +122,7 @@ def _at_the_end(chosen: random.Random, folder: pathlib.Path) -> None:
 
 
 def _fill_soon(disk: SmallDisk, chosen: random.Random) -> int | None:
-    """Returns the step of the newest checkpoint that was there before."""
+    """Fills the disk soon; returns the step of the newest checkpoint."""
     time.sleep(chosen.uniform(0.0, 0.5))
     disk.fill()
     return newest_intact(disk.seen / "run")
@@ -129,7 +130,7 @@ def _fill_soon(disk: SmallDisk, chosen: random.Random) -> int | None:
 
 @contextlib.contextmanager
 def _training(disk: SmallDisk, folder: pathlib.Path) -> Iterator[Process]:
-    """A run on the disk, once it has saved."""
+    """Yields a run on the disk, once it has a checkpoint."""
     begin = [*disk.begin, *processes.command(f"--run_dir={disk.folder}/run")]
     with processes.started(*FLAGS, folder=folder, begin=begin) as process:
         processes.wait_until(
@@ -141,13 +142,13 @@ def _training(disk: SmallDisk, folder: pathlib.Path) -> Iterator[Process]:
 
 
 def _assert_one_warning_of_a_kind(stderr: str) -> list[str]:
-    """Returns the lines that are not warnings."""
+    """Checks the warnings, and returns the other lines."""
     lines = stderr.splitlines()
     warnings = [line for line in lines if line.startswith("warning: ")]
     for kind in ("summaries", "lines of", "the checkpoint of"):
         of_kind = [line for line in warnings if line.startswith(f"warning: {kind}")]
-        assert len(of_kind) <= 1, f"again and again: {of_kind}"
-    assert len(warnings) >= 1, "not a word"
+        assert len(of_kind) <= 1, f"repeated warnings: {of_kind}"
+    assert len(warnings) >= 1, "no warning"
     assert all("No space left on device" in line for line in warnings), warnings
     return [line for line in lines if line not in warnings]
 

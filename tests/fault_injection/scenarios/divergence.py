@@ -1,4 +1,4 @@
-"""Training that diverges."""
+"""Scenarios of training that diverges."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import subprocess
 from tests import processes
 from tests.fault_injection.scenario import Scenario
 
-# A step makes (1 - rate x decay) w of a weight w: the decay says how soon float32 ends.
+# A step turns a weight w into (1 - rate x decay) w, so the decay determines the step at
+# which float32 overflows.
 _FLAGS = (
     "--model=mlp",
     "--hidden_units=8",
@@ -21,7 +22,7 @@ _FLAGS = (
     "--summary_every_steps=5",
     "--set=report.histogram_every_steps=none",
 )
-# Other programs may keep a task waiting.
+# The limits are high because other programs may slow a task down.
 _PATIENT = (
     "--set=strategy.startup_timeout_seconds=120",
     "--set=strategy.peer_timeout_seconds=60",
@@ -50,7 +51,7 @@ _STOPPED = re.compile(r"error: .*(?:not finite|is nan|is -?inf).* at step (\d+):
 
 
 def _stops(chosen: random.Random, folder: pathlib.Path) -> None:
-    """One line, 3, finite weights in the newest checkpoint, which is the last."""
+    """Lets a run diverge, which ends with 3 and keeps the last good checkpoint."""
     strategy = chosen.choice(_IN_ONE_PROCESS)
     every = chosen.randint(3, 12)
     decay = chosen.uniform(300, 3000)
@@ -77,10 +78,11 @@ def _goes_back(
     chosen: random.Random,
     folder: pathlib.Path,
 ) -> None:
-    """With half the rate a weight is multiplied by less than one, and stays finite."""
+    """Lets a run diverge, which completes after rollbacks of its rate."""
     strategy = chosen.choice(strategies)
     every = chosen.randint(4, 15)
-    # 1 - 0.01 decay is below -2.3, 1 - 0.005 decay above -1, and gradients are small.
+    # 1 - 0.01 decay is below -2.3 and diverges. With half the rate 1 - 0.005 decay is
+    # above -1, so weights stay finite, because gradients are small.
     flags = (
         f"--weight_decay={chosen.uniform(330, 380)}",
         f"--checkpoint_every_steps={every}",
@@ -94,7 +96,7 @@ def _goes_back(
     assert 0 <= rollbacks[0][0] - 1 - rollbacks[0][1] < every, ended.stderr
     _assert_rates(run, rollbacks)
     if strategy in _SERVERS:
-        # Whose chief alone holds the rate, as a process that is alone does.
+        # The chief alone has the rate here, so this case equals a single process.
         return
     again = _train(run, *strategy, *flags, "--train_steps=160", "--resume=auto")
     assert again.returncode == 0, f"{strategy}: {again.returncode} {again.stderr}"
@@ -103,10 +105,10 @@ def _goes_back(
 
 
 def _rollbacks(stderr: str) -> list[tuple[int, int]]:
-    """At which step training diverged and where it went back to, each time.
+    """Returns the step of each divergence, and the step to which the run went back.
 
-    Rarely a checkpoint is of weights that are finite and too large for any rate; then
-    it goes back once more, further.
+    In rare cases a checkpoint has weights that are finite and too large for any rate;
+    then the run goes back once more, further.
     """
     found = []
     for number, line in enumerate(stderr.strip().splitlines(), start=1):
@@ -120,14 +122,14 @@ def _rollbacks(stderr: str) -> list[tuple[int, int]]:
 
 
 def _assert_rates(run: pathlib.Path, rollbacks: list[tuple[int, int]]) -> None:
-    """The first one up to where it went back to last, and then the smaller one."""
+    """Checks the rate up to the last rollback, and the smaller rate after it."""
     rows = [row for row in processes.metrics_of(run) if "train_loss" in row]
     rates = {row["step"]: row["learning_rate"] for row in rows}
     smaller, back_to = 0.01 * 0.5 ** len(rollbacks), rollbacks[-1][1]
     assert any(at > back_to for at in rates)
     for at, rate in rates.items():
         expected = 0.01 if at <= back_to else smaller
-        # The rate is a number of single precision.
+        # The rate is stored in single precision.
         assert math.isclose(rate, expected, rel_tol=1e-6), f"{rollbacks}: {rates}"
     result = processes.result_of(run)
     assert (result["status"], result["rollbacks"]) == ("completed", len(rollbacks))

@@ -1,4 +1,4 @@
-"""Workers of a cluster that stand still while they train."""
+"""Scenarios of workers that are suspended while they train."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.fault_injection.scenario import Scenario
 
 
 def worker_frozen(chosen: random.Random, folder: pathlib.Path) -> float:
-    """Returns how long there were no steps, of parameter servers."""
+    """Returns the seconds that parameter servers made no steps."""
     with started(folder, *SERVED, "--train_steps=1000000") as run:
         run.wait_for_step(chosen.randrange(10, 100))
         run.freeze(run.task("worker", chosen.randrange(2)))
-        # What was under way when it stopped may still be written.
+        # Steps that began before it stopped may still be written.
         time.sleep(1)
         run.wait_for_step(processes.last_step_of(run.folder) + 10)
         seconds = time.monotonic() - run.struck_at
@@ -35,7 +35,7 @@ def worker_frozen(chosen: random.Random, folder: pathlib.Path) -> float:
 def mirrored_worker_frozen(
     patience_seconds: float, chosen: random.Random, folder: pathlib.Path
 ) -> float:
-    """Returns how long the other tasks lived on."""
+    """Returns the seconds that the other tasks lived on."""
     num_workers = chosen.choice((2, 3))
     victim = chosen.randrange(num_workers)
     flags = (

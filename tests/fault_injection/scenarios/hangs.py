@@ -1,4 +1,4 @@
-"""Runs that make no progress: the line names the task that is behind, and its work."""
+"""Scenarios of runs without progress, which name the task that is behind."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from tests.cluster.separate_hosts import separate_hosts
 from tests.cluster.tasks import Tasks, running
 from tests.fault_injection.scenario import Scenario
 
-# Longer than tasks take to trace on a busy machine.
+# The timeout is longer than tasks take to trace on a busy machine.
 _SECONDS = 12
-# Less than the 10 s after which TensorFlow's own heartbeats report a silent task.
+# The timeout is below the 10 s after which TensorFlow's heartbeats report a silent
+# task.
 _SECONDS_OF_SILENCE = 7
 _SILENCE = f"--set=guard.stall_timeout_seconds={_SECONDS_OF_SILENCE}"
 _FLAGS = (
     f"--set=guard.stall_timeout_seconds={_SECONDS}",
-    # Later than the stall.
+    # Peers may be silent for longer than the stall takes.
     "--set=strategy.peer_timeout_seconds=300",
     "--set=report.histogram_every_steps=none",
     "--max_restarts=0",
@@ -99,7 +100,7 @@ model.fit(
 )
 """
 _SIGNS = {
-    # The chief of parameter servers reads its input first when it traces.
+    # The chief of parameter servers reads its first input while it traces.
     "input": r"(training|tracing), in its input: Python, batches \(program\.py:\d+\)",
     "callback": r"running callbacks, in on_train_batch_end \(program\.py:\d+\)",
     "layer": "training, in Python that TensorFlow calls .*: same",
@@ -113,7 +114,7 @@ def _in_program(
     chosen: random.Random,
     folder: pathlib.Path,
 ) -> float:
-    """A task of a user's program stops in one of several places."""
+    """Lets a task of a user's program stop in one of several places."""
     task, place = chosen.choice(places)
     program = folder / "program.py"
     program.write_text(_PROGRAM, encoding="utf-8")
@@ -132,14 +133,14 @@ def _in_program(
 def _assert_named(
     ended: subprocess.CompletedProcess[str], task: str, work: str
 ) -> float:
-    """The run ends with 138, and its only line names the task and its work.
+    """Asserts exit code 138, and one line that names the task and its work.
 
     Returns:
-      The seconds without progress that the line has.
+      The seconds without progress in this line.
     """
     assert ended.returncode == 138, f"exit code {ended.returncode}: {ended.stderr}"
     lines = [line for line in ended.stderr.splitlines() if "has not been" in line]
-    # A launcher shows the last lines of another task if its chief has said nothing.
+    # A launcher shows another task's last lines if its chief has printed nothing.
     assert len(lines) == 1, f"{len(lines)} lines: {ended.stderr[-2000:]}"
     return _seconds_of(lines[0], task, work)
 
@@ -152,9 +153,9 @@ def _seconds_of(line: str, task: str, work: str) -> float:
 
 
 def _assert_silent(line: str, task: str, words: str = "does not answer") -> None:
-    """A line names a silent task.
+    """Asserts that a line names a silent task.
 
-    It may be TensorFlow's heartbeats that miss it first, on a busy machine.
+    On a busy machine TensorFlow's heartbeats may miss the task first.
     """
     assert re.search(rf"{task} at \S+ {words}|{task} at \S+, which {words}", line), line
 
@@ -163,7 +164,7 @@ def _assert_silent(line: str, task: str, words: str = "does not answer") -> None
 def _trained(
     folder: pathlib.Path, *flags: str, step: int = 1
 ) -> Iterator[tuple[Process, pathlib.Path]]:
-    """A run that one command has started, once it has trained."""
+    """Yields a run of one command, once it has trained some steps."""
     run = folder / "run"
     given = (*_TRAINING, *_FLAGS, *flags, f"--run_dir={run}")
     with processes.started(*given, folder=folder) as process:
@@ -179,7 +180,7 @@ def _suspended(
     chosen: random.Random,
     folder: pathlib.Path,
 ) -> None:
-    """SIGSTOP for one task. A launcher names its chief, which says nothing itself."""
+    """Suspends a task; the launcher or another task names it."""
     job, index = chosen.choice(tasks)
     with _trained(folder, *flags, step=chosen.randrange(1, 200)) as (process, run):
         stopped = processes.task_of(process.pid, job, index)
@@ -194,7 +195,7 @@ def _suspended(
 
 
 def _disk_blocks(chosen: random.Random, folder: pathlib.Path) -> float:
-    """The chief waits for its disk, in a checkpoint or at a line of metrics."""
+    """Blocks the disk of the chief, in a checkpoint or at a line of metrics."""
     with _trained(folder, *_MIRRORED) as (process, run):
         chief = processes.task_of(process.pid, "worker", 0)
         if chosen.random() < 0.5:
@@ -206,7 +207,7 @@ def _disk_blocks(chosen: random.Random, folder: pathlib.Path) -> float:
             work = r"for \d+ s has been .*, waiting for a disk: .*metrics\.jsonl"
         assert process.stderr is not None
         with strace:
-            # The disk blocks until the line is there. No process can end before.
+            # The disk blocks until the line is printed. Before that no process can end.
             line = process.stderr.readline()
         ended = processes.end_of(process)
     ended.stderr = line
@@ -215,7 +216,7 @@ def _disk_blocks(chosen: random.Random, folder: pathlib.Path) -> float:
 
 @contextlib.contextmanager
 def _blocking(process: int, call: str, *paths: pathlib.Path) -> Iterator[None]:
-    """A system call of a process, on some files, does not begin for an hour."""
+    """Delays a system call of a process by an hour, for all or some files."""
     command = ["strace", "-f", "-qq", "-o/dev/null", f"-p{process}"]
     command += [f"-etrace={call}", f"-einject={call}:delay_enter=3600s"]
     command += [f"-P{path}" for path in paths]
@@ -227,7 +228,7 @@ def _blocking(process: int, call: str, *paths: pathlib.Path) -> Iterator[None]:
 
 
 def _network_cut(chosen: random.Random, folder: pathlib.Path) -> None:
-    """Three hosts, one of which is cut off: the others name it, and it itself."""
+    """Cuts off one of three hosts; it and the others name the host."""
     with separate_hosts(3) as hosts:
         addresses = tuple(f"{hosts.address(host)}:2222" for host in range(3))
         before = {f"worker-{host}": hosts.before(host) for host in range(3)}
@@ -262,7 +263,7 @@ def _scenario(
         promise=f"{promise} is named, with its work, by a run that ends with 138",
         tries=10,
         attempt=functools.partial(attempt, *arguments),
-        # A task looks twenty times in this time.
+        # A task checks its progress twenty times within the timeout.
         most_seconds=_SECONDS + 1.0,
     )
 

@@ -1,4 +1,4 @@
-"""A launcher that is killed, which it can tell nobody."""
+"""A scenario of a launcher that is killed and cannot inform its tasks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 
 
 class Aftermath(NamedTuple):
-    """What was left of a launcher that was killed, and for how long there was any."""
+    """The processes and ports left of a killed launcher, and for how many seconds."""
 
     left: list[str]
     seconds: float
@@ -36,7 +36,7 @@ def killed_after(seconds: float, strategy: str, folder: pathlib.Path) -> Afterma
     """Kills a launcher and waits until its processes and their ports are gone."""
     flags = (
         *(*SMALL, f"--strategy={strategy}", "--train_steps=1000000"),
-        # Its ports would not be seen from here in a network of their own.
+        # In a private network this process could not see the ports.
         "--set=strategy.isolate_network=off",
     )
     with processes.started(
@@ -58,7 +58,10 @@ def killed_after(seconds: float, strategy: str, folder: pathlib.Path) -> Afterma
 
 
 def tasks_of(launcher: int) -> list[psutil.Process]:
-    """Processes it has started, their own included, be it dead or alive."""
+    """Returns the processes that a launcher has started, even after its end.
+
+    These include the processes that its tasks have started.
+    """
     found = []
     for process in psutil.process_iter():
         try:
@@ -71,7 +74,7 @@ def tasks_of(launcher: int) -> list[psutil.Process]:
 
 
 def end_tasks_of(launcher: int) -> None:
-    """Kills what a broken promise has left."""
+    """Kills the processes that outlive a launcher."""
     for task in tasks_of(launcher):
         with contextlib.suppress(psutil.Error):
             task.kill()
@@ -81,7 +84,7 @@ def _addresses_of_tasks(launcher: int) -> set[str]:
     addresses: set[str] = set()
     for task in tasks_of(launcher):
         with contextlib.suppress(psutil.Error):
-            # A process that ends has none left before it is gone.
+            # A process that is ending has no environment left.
             cluster = json.loads(task.environ().get("TF_CONFIG", "{}")).get("cluster")
             addresses.update(
                 address for job in (cluster or {}).values() for address in job

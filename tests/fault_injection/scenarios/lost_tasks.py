@@ -1,4 +1,4 @@
-"""Tasks of a cluster that are killed while they train, and what becomes of the run."""
+"""Scenarios of tasks of a cluster that are killed while they train."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from tests.fault_injection.scenario import Scenario
 _MOST_LINES = 20
 
 
-# 40 steps between checkpoints are five averages of every fragment and a part of the
-# next: all of anchor, momentum and the replicas' own weights are in use.
+# The 40 steps between checkpoints have five averages of every fragment and a part of
+# the sixth, so that anchors, momenta and the replicas' different weights are all in
+# use.
 OUTER = (
     *("--average=parameters", "--sync_every_steps=7"),
     *("--outer_optimizer=nesterov", "--outer_fragments=3", "--outer_dtype=bfloat16"),
@@ -34,14 +35,14 @@ OUTER = (
 
 
 def outer_optimizer_worker_killed(chosen: random.Random, folder: pathlib.Path) -> float:
-    """Returns how long the survivors lived on."""
+    """Returns the seconds that the survivors lived on."""
     return multi_worker_killed(chosen, folder, *OUTER)
 
 
 def multi_worker_killed(
     chosen: random.Random, folder: pathlib.Path, *further: str
 ) -> float:
-    """Returns how long the survivors lived on."""
+    """Returns the seconds that the survivors lived on."""
     num_workers = chosen.choice((2, 3))
     victim = chosen.randrange(num_workers)
     step = chosen.randrange(1, MIRRORED_STEPS - 20)
@@ -66,7 +67,7 @@ def multi_worker_killed(
 def killed_within_an_all_gather(chosen: random.Random, folder: pathlib.Path) -> float:
     """Kills a worker that has sent its part of the gradients, or of the weights.
 
-    On so slow a network all but a few milliseconds of a step are one or the other.
+    The network is so slow that these take all of a step except a few milliseconds.
     """
     victim = chosen.randrange(2)
     with started(folder, *SHARDED, f"--train_steps={SHARDED_STEPS}") as run:
@@ -83,9 +84,9 @@ def killed_within_an_all_gather(chosen: random.Random, folder: pathlib.Path) -> 
 
 
 def workers_killed(chosen: random.Random, folder: pathlib.Path) -> float:
-    """Kills one worker after the other. Returns the longest time one was away."""
+    """Kills workers one by one; returns the longest absence in seconds."""
     num_kills, num_steps = 20, 2_000
-    # So that the steps last for as long as all these workers take to start.
+    # The delay makes the run last until all these workers have started again.
     slowly = "--set=length.step_delay_milliseconds=100"
     with started(folder, *SERVED, slowly, f"--train_steps={num_steps}") as run:
         longest = _kill_workers(run, num_kills, chosen)
@@ -97,7 +98,7 @@ def workers_killed(chosen: random.Random, folder: pathlib.Path) -> float:
 def busy_workers_killed(
     chosen: random.Random, folder: pathlib.Path, num_kills: int = 5
 ) -> float:
-    """The same in the middle of their steps, until the run is told to stop."""
+    """Kills workers in the middle of steps, and then stops the run."""
     with started(folder, *SERVED, "--train_steps=1000000") as run:
         longest = _kill_workers(run, num_kills, chosen)
         run.stop()
@@ -113,14 +114,14 @@ def _kill_workers(run: Run, num_kills: int, chosen: random.Random) -> float:
         time.sleep(chosen.uniform(0, 1))
         num_lost = run.num_lost()
         run.kill(run.task("worker", worker))
-        # On busy cores, lines about steps from before may be written after it.
+        # On busy cores, lines of earlier steps may be written after the kill.
         run.wait_until_lost(num_lost + 1)
         longest = max(longest, run.seconds_until_back(worker))
     return longest
 
 
 def _require_counts(run: Run, num_steps: int, num_kills: int) -> None:
-    """That nothing was lost, and what was repeated is known to be."""
+    """Requires that no update was lost, and that repeated ones are counted."""
     result, counted = run.result(), run.counters()
     repeated = result["attempted_steps"] - num_steps
     require(result["restarts"] == num_kills, f"{result['restarts']} restarts")
@@ -137,12 +138,12 @@ def _require_counts(run: Run, num_steps: int, num_kills: int) -> None:
 
 
 def server_killed(chosen: random.Random, folder: pathlib.Path) -> float:
-    """Returns how long it took until the loss of the only server was noticed."""
+    """Returns the seconds until the loss of the only server was noticed."""
     return _all_start_again("ps", chosen, folder)
 
 
 def chief_killed(chosen: random.Random, folder: pathlib.Path) -> float:
-    """Returns how long the other tasks lived on."""
+    """Returns the seconds that the other tasks lived on."""
     return _all_start_again("chief", chosen, folder)
 
 
@@ -173,7 +174,7 @@ def _all_start_again(job: str, chosen: random.Random, folder: pathlib.Path) -> f
 
 
 def _examples_of(num_steps: int) -> int:
-    """Of the digits, in global batches of 64; the last of an epoch is smaller."""
+    """Returns the examples in steps of 64 digits; an epoch's last step is smaller."""
     epochs, steps = divmod(num_steps, 23)
     return 1438 * epochs + 64 * steps
 

@@ -1,4 +1,4 @@
-"""Faults of all kinds at random moments, one after another, in one run.
+"""A scenario of all kinds of faults at random moments, one after another, in one run.
 
 `python -m tests.fault_injection --only=random-faults` takes about an hour.
 """
@@ -29,7 +29,7 @@ _FLAGS = (
     "--set=length.step_delay_milliseconds=40",
     "--set=strategy.peer_timeout_seconds=4",
 )
-# The strategy, and whether its runs are to end with the same weights.
+# Strategies, and whether their runs must end with the same weights.
 _STRATEGIES = (
     (("--strategy=one_device",), True),
     (("--strategy=mirrored", "--num_replicas=2"), True),
@@ -40,8 +40,8 @@ _STRATEGIES = (
 _FAULTS_A_RUN = 6
 _MOST_SECONDS_WITHOUT_PROGRESS = 60.0
 _SECONDS_TO_DISAPPEAR = 5.0
-# What somebody who starts the run again has seen: it was killed, or has stopped; before
-# its first step by the signal itself.
+# Exit codes after which the run is started again: it was killed, or has stopped. Before
+# the first step the signal itself ends it.
 _MAY_GO_ON = {-signal.SIGKILL, -signal.SIGINT, -signal.SIGTERM, 130, 138, 143}
 
 
@@ -69,18 +69,18 @@ def _attempt(chosen: random.Random, folder: pathlib.Path) -> float:
 
 
 class _Trouble:
-    """Does harm to a run, and looks whether it goes on."""
+    """A source of faults in a run, which checks that the run makes progress."""
 
     def __init__(self, run: pathlib.Path, chosen: random.Random):
         self.done: list[str] = []
         self.longest_seconds = 0.0
         self._run = run
         self._chosen = chosen
-        # One that is written anew counts as damaged still.
+        # A checkpoint that is written again still counts as damaged.
         self._damaged: set[str] = set()
 
     def until_it_ends(self, process: Process) -> int:
-        """Returns the exit code; a fault every few seconds, until there were enough."""
+        """Makes a fault every few seconds, and returns the exit code of the run."""
         tasks: Sequence[psutil.Process] = []
         seen, since = None, time.monotonic()
         next_fault = since + self._chosen.uniform(1, 12)
@@ -102,7 +102,7 @@ class _Trouble:
         return process.returncode
 
     def damage_newest_checkpoint(self) -> None:
-        """Unless it is damaged already, or there is no whole one to go back to."""
+        """Damages the newest checkpoint if it is whole and not the only one."""
         names = processes.checkpoints_of(self._run)
         whole = [name for name in names if name not in self._damaged]
         kinds = [kind for kind in KINDS if "before" not in kind]
@@ -129,7 +129,7 @@ class _Trouble:
         try:
             faults[name]()
         except psutil.NoSuchProcess:
-            # It has just ended; the next fault comes in a few seconds.
+            # The process has just ended; the next fault comes in a few seconds.
             return
         self.done.append(name)
 
@@ -152,7 +152,8 @@ SCENARIOS = (
         name="random-faults",
         promise="6 faults a run of any kind: never without progress for 60 s, nothing "
         "left behind, and the right state at the end",
-        # About an hour on an idle machine, which --minutes=60 is on any.
+        # 45 tries take about an hour on an idle machine; --minutes=60 takes an hour on
+        # any.
         tries=45,
         attempt=_attempt,
         most_seconds=_MOST_SECONDS_WITHOUT_PROGRESS,

@@ -1,4 +1,4 @@
-"""Workers of parameter servers killed, and launchers stopped, at random moments."""
+"""Scenarios of killed workers of parameter servers and stopped launchers."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ from tests.fault_injection.scenario import Scenario
 from tests.fault_injection.scenarios.launcher_killed import tasks_of
 
 UPDATES = ("sync", "async")
-# Each run has one of the first and one of the last; the others are drawn.
+# Moments of a kill. Each run has one at the start and one at the end; the others are
+# drawn from the middle.
 START, END = "start", "end"
 MIDDLE = ("steps", "evaluation", "checkpoint")
 KILLS_A_RUN = 10
 RUNS = 5
 _NUM_WORKERS = 2
 _EVERY_STEPS = 10
-# Under asynchronous updates steps go on while one of the workers is away.
+# Milliseconds of delay in a step. Asynchronous steps continue while a worker is away,
+# so they need more.
 _DELAYS = {"sync": 20, "async": 250}
 _NUM_STEPS = {"sync": 200, "async": 500}
 _FLAGS = (
@@ -36,11 +38,11 @@ _FLAGS = (
     "--num_ps=1",
     f"--checkpoint_every_steps={_EVERY_STEPS}",
     f"--eval_every_steps={_EVERY_STEPS}",
-    # So that evaluation takes as long as steps do.
+    # Small batches make evaluation take as long as the steps.
     "--set=report.eval_global_batch_size=20",
     "--max_restarts=100",
 )
-# No step of a run is left for a worker that is killed later.
+# A worker that is killed with fewer steps left would have no step after its return.
 _STEPS_AT_THE_END = 20
 _SECONDS_TO_START = 12.0
 _MOST_LINES_A_KILL = 6
@@ -49,12 +51,13 @@ _NOISE = re.compile(r"Traceback \(most recent|Exception ignored|ERROR:tensorflow
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kill:
-    """One blow.
+    """A kill of one or more workers.
 
     Attributes:
-      moment: when in the run.
-      workers: indices of those that are killed.
-      seconds: until the run made progress with all of its workers again, or ended.
+      moment: Moment in the run.
+      workers: Indices of the killed workers.
+      seconds: Seconds until the run made progress with all of its workers again, or
+        ended.
     """
 
     moment: str
@@ -63,7 +66,7 @@ class Kill:
 
 
 def flags_of(update: str, num_steps: int) -> tuple[str, ...]:
-    """Command line of a run that is to be disturbed."""
+    """Returns the flags of a run that the scenarios disturb."""
     return (
         *(*_FLAGS, f"--update={update}", f"--train_steps={num_steps}"),
         f"--set=length.step_delay_milliseconds={_DELAYS[update]}",
@@ -81,12 +84,12 @@ def workers_killed(
     """Kills workers at the moments of one run, and checks how it ends.
 
     Args:
-      update: value of --update.
-      num_killed: workers killed at each moment, at once.
-      moments: of the run, in order.
-      chosen: draws the workers, and when within a moment.
-      folder: empty one, for the run.
-      num_steps: length of the run.
+      update: Value of --update.
+      num_killed: Number of workers killed at the same time, at each moment.
+      moments: Moments of the run, in order.
+      chosen: Generator that draws the workers, and the time within a moment.
+      folder: Empty folder for the run.
+      num_steps: Number of steps of the run.
     """
     kills = []
     with started(folder, *flags_of(update, num_steps)) as run:
@@ -98,7 +101,7 @@ def workers_killed(
             if kill is not None:
                 kills.append(kill)
         num_kills = sum(len(kill.workers) for kill in kills)
-        # One that is killed before the end of the run may not be started again.
+        # The launcher may not restart a worker that is killed just before the end.
         last = [kill for kill in kills if kill.moment == END]
         spared = sum(len(kill.workers) for kill in last)
         _require_good_end(run, update, num_steps, num_kills, spared)
@@ -115,7 +118,7 @@ def _kill(
     num_killed: int,
     chosen: random.Random,
 ) -> Kill | None:
-    """Kills at a moment and waits until the run goes on; None if it has ended."""
+    """Kills at a moment, and waits until the run continues; None if it has ended."""
     _wait_for(run, update, moment, num_steps, chosen)
     workers = tuple(chosen.sample(range(_NUM_WORKERS), num_killed))
     tasks = [
@@ -128,14 +131,15 @@ def _kill(
     for task in tasks:
         run.kill(task)
     if moment == END:
-        # How it ends is looked at by the caller.
+        # The caller checks how the run ends.
         run.process.wait(processes.PATIENCE_SECONDS)
         return Kill(moment, workers, time.monotonic() - run.struck_at)
     if moment == START:
         run.wait_for_step(1)
         return Kill(moment, workers, time.monotonic() - run.struck_at)
     if update == "sync":
-        # An update needs all workers, and the present one may have their shares.
+        # An update needs all workers, but the present one may have their shares
+        # already.
         run.wait_for_step(processes.last_step_of(run.folder) + _EVERY_STEPS)
         return Kill(moment, workers, time.monotonic() - run.struck_at)
     return Kill(moment, workers, max(map(run.seconds_until_back, workers)))
@@ -144,7 +148,7 @@ def _kill(
 def _wait_for(
     run: Run, update: str, moment: str, num_steps: int, chosen: random.Random
 ) -> None:
-    """Returns at a random time within a moment of the run."""
+    """Waits for a random time within a moment of the run."""
     if moment == START:
         everyone = functools.partial(_has_all_workers, run.process.pid)
         processes.wait_until(everyone, "the workers", run.process)
@@ -152,13 +156,14 @@ def _wait_for(
     elif moment == END:
         left = chosen.randrange(1, _EVERY_STEPS)
         run.wait_for_step(num_steps - left)
-        # No longer than the steps left take at least, or the run would be over.
+        # The wait is shorter than the remaining steps; otherwise the run would be over.
         time.sleep(chosen.uniform(0.0, left * _DELAYS[update] / 1000))
     elif moment == "steps":
         run.wait_for_step(processes.last_step_of(run.folder) + 1)
         time.sleep(chosen.uniform(0.0, 1.0))
     else:
-        # Evaluation comes after the line of its step, and the checkpoint after it.
+        # A step's line is written first, then comes the evaluation, then the
+        # checkpoint.
         step = processes.last_step_of(run.folder) // _EVERY_STEPS + 1
         run.wait_for_step(step * _EVERY_STEPS)
         if moment == "evaluation":
@@ -176,7 +181,7 @@ def _has_all_workers(launcher: int) -> bool:
 
 
 def _wait_for_save(run: Run) -> None:
-    """Until a checkpoint is being written, or has just been."""
+    """Waits until a checkpoint is being written, or has just been written."""
     newest = processes.checkpoints_of(run.folder)[-1:]
 
     def is_writing() -> bool:
@@ -189,7 +194,7 @@ def _wait_for_save(run: Run) -> None:
 def _require_good_end(
     run: Run, update: str, num_steps: int, num_kills: int, num_spared: int
 ) -> None:
-    """That the run is complete, with every step applied once."""
+    """Requires that the run is complete, with every step applied once."""
     code = run.process.wait(processes.PATIENCE_SECONDS)
     require(code == 0, f"exit code {code}: {run.errors()[-1000:]!r}")
     result, counted = run.result(), run.counters()
@@ -216,7 +221,7 @@ def _require_good_end(
 
 @functools.cache
 def undisturbed_weights(num_steps: int) -> str:
-    """Digest of the weights of a synchronous run that nothing happens to."""
+    """Returns the digest of the weights of a synchronous run without a fault."""
     with (
         tempfile.TemporaryDirectory() as folder,
         started(pathlib.Path(folder), *flags_of("sync", num_steps)[:-1]) as run,
@@ -227,7 +232,7 @@ def undisturbed_weights(num_steps: int) -> str:
 
 
 def require_no_noise(run: Run, most_lines: int) -> None:
-    """That nothing but lines for people was printed and logged."""
+    """Requires that the terminal and logs have only lines for people."""
     texts = {"terminal": run.errors()}
     texts |= {file.name: file.read_text() for file in run.folder.glob("logs/*.log")}
     for name, text in texts.items():
@@ -239,7 +244,7 @@ def require_no_noise(run: Run, most_lines: int) -> None:
 
 
 def require_nothing_left(launcher: int) -> None:
-    """That the tasks have ended with the launcher."""
+    """Requires that the tasks have ended with the launcher."""
     left = [task for task in tasks_of(launcher) if _runs(task)]
     require(not left, f"{len(left)} tasks outlive their launcher")
 
@@ -261,11 +266,11 @@ def stopped(
     """Stops a run by SIGTERM to its launcher; returns the seconds until its end.
 
     Args:
-      update: value of --update.
-      moment: one of `MIDDLE`, or `START`.
-      kills_first: whether a worker is killed before, and has come back.
-      chosen: draws the worker, and when within the moment.
-      folder: empty one, for the run.
+      update: Value of --update.
+      moment: One of `MIDDLE`, or `START`.
+      kills_first: Whether a worker is killed before, and has returned.
+      chosen: Generator that draws the worker, and the time within the moment.
+      folder: Empty folder for the run.
     """
     num_steps = _NUM_STEPS[update]
     with started(folder, *flags_of(update, num_steps)) as run:
@@ -289,7 +294,7 @@ def stopped(
 
 
 def _require_saved(run: Run) -> None:
-    """That no step is lost by a stop."""
+    """Requires that the last checkpoint has the last step."""
     result, saved = run.result(), processes.checkpoints_of(run.folder)[-1:]
     require(result["status"] == "preempted", f"status {result['status']}")
     step = f"step-{result['steps']:08d}"

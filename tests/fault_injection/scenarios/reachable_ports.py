@@ -1,4 +1,4 @@
-"""Whether anybody else can connect to the ports of a cluster that trains."""
+"""A scenario that tries to connect to the ports of a cluster that trains."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _STRATEGIES = (
     ("--strategy=parameter_server", "--update=sync"),
 )
 _LONG = ("--model=mlp", "--train_steps=1000000", "--checkpoint_every_steps=50")
-# Linux, include/net/tcp_states.h.
+# The number is TCP_LISTEN of Linux, include/net/tcp_states.h.
 _LISTENS = "0A"
 _MOST_SECONDS_UNTIL_NOTHING_IS_LEFT = 5.0
 
 
 def listening_ports(task: psutil.Process) -> set[int]:
-    """Where any task of the network that a task is in accepts connections."""
+    """Returns the ports at which any process in a task's network listens."""
     ports = set()
     for kind in ("tcp", "tcp6"):
         table = pathlib.Path(f"/proc/{task.pid}/net/{kind}").read_text(encoding="ascii")
@@ -43,13 +43,13 @@ def listening_ports(task: psutil.Process) -> set[int]:
 
 
 def interfaces(task: psutil.Process) -> set[str]:
-    """Of the network that a task is in."""
+    """Returns the interfaces of a task's network."""
     text = pathlib.Path(f"/proc/{task.pid}/net/dev").read_text(encoding="ascii")
     return set(re.findall(r"^ *([^ :]+):", text, re.MULTILINE))
 
 
 def reachable(ports: set[int]) -> set[tuple[str, int]]:
-    """Those at which an address of this machine, seen from here, is answered."""
+    """Returns the addresses and ports of this machine that accept a connection."""
     addresses = [
         (address.family, address.address)
         for of_interface in psutil.net_if_addrs().values()
@@ -71,7 +71,7 @@ def reachable(ports: set[int]) -> set[tuple[str, int]]:
 def training(
     folder: pathlib.Path, *flags: str
 ) -> Iterator[tuple[Process, Sequence[psutil.Process]]]:
-    """A launcher whose cluster has written a checkpoint, and its tasks."""
+    """Yields a launcher whose cluster has written a checkpoint, and its tasks."""
     run_dir = folder / "run"
     with processes.started(
         f"--run_dir={run_dir}", *_LONG, *flags, folder=folder
@@ -86,7 +86,7 @@ def _attempt(chosen: random.Random, folder: pathlib.Path) -> float:
     """Tries all ports, then kills the launcher.
 
     Returns:
-      Seconds until no process is left, and with them the network and its ports.
+      Seconds until no process is left; the network and its ports end with them.
     """
     with training(folder, *chosen.choice(_STRATEGIES)) as (launcher, tasks):
         time.sleep(chosen.uniform(0, 2))

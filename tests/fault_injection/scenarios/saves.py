@@ -1,4 +1,4 @@
-"""kill -9 inside of a save."""
+"""A scenario of SIGKILL inside of a save."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ FLAGS = (
     "--checkpoint_every_steps=5",
     "--set=report.keep_checkpoints=2",
 )
-# Most tries cost one process. In the others all workers have state of their own, or
-# the same.
+# Strategies with their weights in the draw. Most tries need only one process. In the
+# others workers have equal state, or each has different state.
 STRATEGIES = {
     ("--strategy=one_device",): 8,
     ("--strategy=multi_worker_mirrored",): 1,
@@ -35,7 +35,7 @@ _LOOK_SECONDS = 0.0005
 def killed_inside_a_save(
     chosen: random.Random, folder: pathlib.Path, *flags: str
 ) -> bool:
-    """Returns whether the kill came while a save was under way."""
+    """Kills a run soon after a save begins; returns whether it was saving."""
     checkpoints = folder / "run" / "checkpoints"
     with processes.started(f"--run_dir={folder}/run", *flags, folder=folder) as process:
         for _ in range(chosen.randint(1, 5)):
@@ -43,18 +43,19 @@ def killed_inside_a_save(
         _wait_for_save(checkpoints, process)
         time.sleep(chosen.uniform(0.0, seconds))
         before = newest_intact(folder / "run") or 0
-        # With several tasks the chief saves. Its launcher would start it again.
+        # With several tasks the chief saves. Its launcher is killed too, because it
+        # would restart the chief.
         if "--strategy=one_device" not in flags:
             processes.task_of(process.pid, "worker", 0).kill()
         process.kill()
         process.wait()
     after = newest_intact(folder / "run") or 0
-    assert after >= before, f"step {before} was there and is not"
+    assert after >= before, f"the checkpoint of step {before} is gone"
     return any(checkpoints.glob(".*"))
 
 
 def _one_save(checkpoints: pathlib.Path, process: Process) -> float:
-    """Returns how long one takes, from when it is first seen."""
+    """Waits for a save, and returns its duration in seconds."""
     _wait_for_save(checkpoints, process)
     begin = time.monotonic()
     while any(checkpoints.glob(".writing-*")):

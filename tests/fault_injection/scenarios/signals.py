@@ -1,4 +1,4 @@
-"""SIGTERM at any moment, to one task, to all of them, or to their launcher."""
+"""Scenarios of SIGTERM at any moment, to one task, all tasks, or their launcher."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.fault_injection.scenario import Scenario
 from tests.fault_injection.scenarios.launcher_killed import end_tasks_of, tasks_of
 
 STRATEGIES = ("one_device", "multi_worker_mirrored", "parameter_server")
-# A parameter server or its worker has no steps to save: see docs/reliability.md.
+# A parameter server and its workers have no steps to save: see docs/reliability.md.
 RECEIVERS = ("chief", "task", "group", "launcher")
 MOMENTS = ("start-up", "trace", "steps")
 TERMINATED = (143, -signal.SIGTERM)
 LOST = 138
 
-# Every step is a call and a line, so that it can be seen which one a signal met; and
-# about as much time goes into evaluation and into saving as into steps.
+# Every step is a call and a line, which shows the step that a signal met. Evaluation
+# and saving take about as much time as the steps.
 FLAGS = (
     *SMALL,
     "--train_steps=300",
@@ -39,15 +39,15 @@ FLAGS = (
 def stopped(
     strategy: str, receiver: str, moment: str, delay: float, folder: pathlib.Path
 ) -> float:
-    """Stops a run, and returns how many seconds later all of it has ended.
+    """Stops a run, and returns the seconds until all of its processes have ended.
 
     Args:
-      strategy: of the run.
-      receiver: one of `RECEIVERS`; without a launcher all are the process.
-      moment: one of `MOMENTS`: begins when the process does, or has written its
+      strategy: Strategy of the run.
+      receiver: One of `RECEIVERS`; without a launcher each is the process.
+      moment: One of `MOMENTS`, which begins when the process starts, or has written its
         configuration, or its first line.
-      delay: seconds after that.
-      folder: an empty one, for the run.
+      delay: Seconds from the begin of the moment to the signal.
+      folder: Empty folder for the run.
     """
     run = folder / "run"
     flags = (*FLAGS, f"--strategy={strategy}", f"--run_dir={run}")
@@ -64,7 +64,7 @@ def stopped(
         status, steps = (processes.result_of(run)[key] for key in ("status", "steps"))
         if status == "completed":
             return seconds
-        # To the others a task that ends before its first step is one that was lost.
+        # If a task ends before its first step, the others count it as lost.
         if (status, steps) != ("failed", 0):
             _assert_nothing_lost(run, seen)
     assert done.returncode in TERMINATED, f"{done.returncode}: {done.stderr}"
@@ -82,10 +82,11 @@ def _wait_for(moment: str, run: pathlib.Path, process: Process) -> None:
 
 
 def _receivers(process: int, receiver: str) -> list[int]:
-    """Process ids. As the group of a scheduler all get it in no certain order."""
+    """Returns the ids of the processes that get the signal."""
     tasks = {task.pid: task for task in tasks_of(process)}
     if receiver == "launcher" or not tasks:
         return [process]
+    # A scheduler signals all processes of a group in no certain order.
     if receiver == "group":
         return [*tasks, process]
     training = sorted(pid for pid, task in tasks.items() if _trains(task))
@@ -94,7 +95,7 @@ def _receivers(process: int, receiver: str) -> list[int]:
 
 def _trains(task: psutil.Process) -> bool:
     try:
-        # The template that tasks are forked from has none.
+        # The template from which tasks are forked has no TF_CONFIG.
         config = task.environ().get("TF_CONFIG")
     except psutil.Error:
         return False
@@ -109,7 +110,7 @@ def _send(pid: int, number: signal.Signals) -> None:
 
 
 def _wait_for_tasks(launcher: int) -> None:
-    """Until all of them have ended, or it is clear that they do not."""
+    """Waits until all tasks have ended; kills them and fails after 60 s."""
     deadline = time.monotonic() + 60
     while left := tasks_of(launcher):
         if time.monotonic() > deadline:
@@ -125,8 +126,8 @@ def _assert_nothing_lost(run: pathlib.Path, seen: int) -> None:
     assert saved == [f"step-{result['steps']:08d}"], (
         f"steps without checkpoint: {saved}"
     )
-    # The chief may be writing the line of a step while another task is in the next one,
-    # in which it is told; the one after that tells all processes.
+    # The chief may write the line of a step while the signalled task is in the next
+    # step. In the step after that this task informs all processes.
     assert result["steps"] <= seen + 3, f"{result['steps']} steps, told at {seen}"
 
 
@@ -142,7 +143,7 @@ def _attempt(chosen: random.Random, folder: pathlib.Path) -> float:
 
 
 def _with_a_dead_peer(chosen: random.Random, folder: pathlib.Path) -> float:
-    """A worker is killed, and the launcher told to stop before it can know."""
+    """Kills a worker, and stops the launcher before it can notice."""
     run = folder / "run"
     flags = (*FLAGS, "--strategy=multi_worker_mirrored")
     with processes.started(*flags, f"--run_dir={run}", folder=folder) as launcher:
@@ -166,7 +167,7 @@ def _with_a_dead_peer(chosen: random.Random, folder: pathlib.Path) -> float:
 
 
 def _twice(chosen: random.Random, folder: pathlib.Path) -> float:
-    """Of a launcher whose tasks stand still, and could not end in order."""
+    """Sends two signals to a launcher whose tasks are suspended and cannot end."""
     run = folder / "run"
     strategy = chosen.choice(STRATEGIES[1:])
     flags = (*FLAGS, f"--strategy={strategy}", f"--run_dir={run}")

@@ -1,4 +1,4 @@
-"""Runs that make no progress."""
+"""Scenarios of runs that make no progress, and print their stacks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests import processes
 from tests.cluster.tasks import Tasks, cluster
 from tests.fault_injection.scenario import Scenario
 
-# Longer than one task, or three, take to trace on a busy machine.
+# Timeouts that are longer than one task, or three, take to trace on a busy machine.
 _ALONE_SECONDS, _CLUSTER_SECONDS = 6.0, 12.0
 FLAGS = (
     "--model=mlp",
@@ -22,14 +22,14 @@ FLAGS = (
     "--set=report.histogram_every_steps=none",
 )
 _PATIENCE = f"--set=guard.stall_timeout_seconds={_CLUSTER_SECONDS:g}"
-# Less than the 10 s after which TensorFlow's own heartbeats say that some task of
-# MultiWorkerMirroredStrategy is gone, though not which.
+# The timeout is below the 10 s after which TensorFlow's heartbeats report that some
+# task of MultiWorkerMirroredStrategy is gone, without its name.
 _LESS_THAN_HEARTBEATS = "--set=guard.stall_timeout_seconds=5"
-# One call of the inner loop is longer than the timeout, and its steps are progress.
+# A call of the inner loop takes longer than the timeout; its steps count as progress.
 _STEPS_PER_CALL = 60
 _SECONDS_PER_STEP = 0.15
 
-# The real program, whose input takes long at every step and for ever at one of them.
+# The real program, whose input is slow at every step, and sleeps for ever at one step.
 _STUCK = f"""
 import sys, time
 import numpy as np
@@ -56,7 +56,7 @@ sys.exit(main(["main", *sys.argv[2:]]))
 
 
 def _input_sleeps(chosen: random.Random, folder: pathlib.Path) -> float:
-    """A slow call goes on, a process that was stopped as well; a stuck one ends."""
+    """Suspends a slow run, which continues, and then lets its input sleep."""
     stuck_at = chosen.randint(45, _STEPS_PER_CALL - 1)
     stopped_at = chosen.randint(5, 20)
     run = folder / "run"
@@ -89,7 +89,7 @@ def _input_sleeps(chosen: random.Random, folder: pathlib.Path) -> float:
 
 
 def _worker_frozen(chosen: random.Random, folder: pathlib.Path) -> float:
-    """Where peers may be silent for long, the one that stands still is named."""
+    """Suspends a worker where peers may be silent for long; it is named."""
     flags = (
         "--strategy=multi_worker_mirrored",
         "--set=strategy.peer_timeout_seconds=300",
@@ -111,7 +111,7 @@ def _worker_frozen(chosen: random.Random, folder: pathlib.Path) -> float:
 
 
 def _server_frozen(chosen: random.Random, folder: pathlib.Path) -> float:
-    """Tasks that have no program of their own say where they are as well."""
+    """Suspends a parameter server; workers without a program print stacks too."""
     flags = (
         "--strategy=parameter_server",
         "--set=strategy.peer_timeout_seconds=300",
@@ -131,7 +131,7 @@ def _server_frozen(chosen: random.Random, folder: pathlib.Path) -> float:
 def _freeze(
     chosen: random.Random, tasks: Tasks, frozen: str, survivors: tuple[str, ...]
 ) -> float:
-    """Stops a task while it trains, and waits for the others to end with 138."""
+    """Suspends a task while it trains, and waits for the others to end with 138."""
     tasks.wait_until(lambda: processes.last_step_of(tasks.run_dir) > 0, "its metrics")
     time.sleep(chosen.random())
     tasks.started[frozen].send(signal.SIGSTOP)
@@ -142,22 +142,22 @@ def _freeze(
 
 
 def assert_one_line(stderr: str, words: str) -> None:
-    """A single error, which says so."""
-    # TensorFlow, imported before the program could quieten it, has its own.
+    """Asserts that standard error has one error, with certain words."""
+    # TensorFlow was imported before the program could silence it, and prints lines too.
     lines = [line for line in stderr.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1, f"{len(lines)} errors: {stderr}"
     assert words in lines[0], stderr
 
 
 def assert_stacks(log: pathlib.Path, *functions: str) -> None:
-    """Python's stacks are in a log, with these functions in them."""
+    """Asserts that a log has Python's stacks with certain functions."""
     text = log.read_text(encoding="utf-8")
     assert "most recent call first" in text, f"no stacks in {log.name}: {text[-500:]}"
     for function in functions:
         assert f"{function}\n" in text, f"not {function} in {log.name}: {text}"
 
 
-# What it takes to find out who is silent, to tell the others, and to leave.
+# Time to find the silent task, to inform the others, and to end.
 _SECONDS_TO_END = 6.0
 
 SCENARIOS = (

@@ -1,4 +1,4 @@
-"""Tasks that do not start, start twice, or end while the others meet."""
+"""Scenarios of tasks that do not start, start twice, or end while the others meet."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLUSTERS = {
     "parameter_server": {"chief": 1, "worker": 1, "ps": 1},
 }
 STARTUP_TIMEOUT_SECONDS = 15
-# Long enough for a second process to come while the first of its name trains.
+# The run is long enough to start a second process while the first of its name trains.
 FLAGS = (
     *SMALL,
     "--train_steps=1000",
@@ -49,7 +49,7 @@ def _one_missing(chosen: random.Random, folder: pathlib.Path) -> float:
 
 
 def _one_twice(chosen: random.Random, folder: pathlib.Path) -> float:
-    """A task is started again while the first one of its name starts or runs."""
+    """Starts a task again while the first process of its name starts or runs."""
     strategy = chosen.choice(list(CLUSTERS))
     name = chosen.choice(_names(strategy))
     with cluster(folder, CLUSTERS[strategy], f"--strategy={strategy}", *FLAGS) as tasks:
@@ -60,7 +60,7 @@ def _one_twice(chosen: random.Random, folder: pathlib.Path) -> float:
         seconds = time.monotonic() - started
         lines = refused.error_lines()
         assert len(lines) == 1, f"the second {name} says {lines}"
-        # A chief looks at its folder first, and the one before it may have begun it.
+        # A chief first looks at its folder, in which the first process may have begun.
         accepted = (
             f"{tasks.address(name)} of {name} cannot be used",
             "already holds a run",
@@ -72,7 +72,7 @@ def _one_twice(chosen: random.Random, folder: pathlib.Path) -> float:
 
 
 def _one_refused(*tasks: Task) -> Task:
-    """The first of them that has ended with 2."""
+    """Returns the first of the tasks that has ended with exit code 2."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         for task in tasks:
@@ -80,10 +80,10 @@ def _one_refused(*tasks: Task) -> Task:
                 return task
         time.sleep(0.05)
     codes = [task.process.poll() for task in tasks]
-    raise AssertionError(f"neither is refused: {codes}")
+    raise AssertionError(f"no task was refused: {codes}")
 
 
-# Meets the others and is gone a moment later.
+# A task that meets the others and is killed a moment later.
 _DIES = """
 import importlib, os, signal, sys, threading, time
 from strategies.cluster import rendezvous
@@ -103,13 +103,13 @@ sys.exit(main(["main", *sys.argv[2:]]))
 
 
 class Survivors(NamedTuple):
-    """How the tasks end whose peer has died.
+    """The ends of the tasks whose peer has died.
 
     Attributes:
-      exit_codes: of each.
-      error_lines: of each.
-      said: what a line has to begin with.
-      seconds: from the peer's death to the end of the last.
+      exit_codes: Exit code of each task.
+      error_lines: Lines of each task's standard error.
+      said: Words with which an error line must begin.
+      seconds: Seconds from the peer's death to the end of the last task.
     """
 
     exit_codes: Mapping[str, int]
@@ -121,12 +121,12 @@ class Survivors(NamedTuple):
 def died_at_start_up(victim: str, delay: float, folder: pathlib.Path) -> Survivors:
     """Lets a task die after all have met, and waits for the others.
 
-    TensorFlow would wait for it, and ignore SIGTERM meanwhile.
+    TensorFlow would wait for the dead task, and ignore SIGTERM meanwhile.
 
     Args:
-      victim: name of the task, of `multi_worker_mirrored`.
-      delay: seconds from the meeting to its death.
-      folder: an empty one.
+      victim: Name of the task, of `multi_worker_mirrored`.
+      delay: Seconds from the meeting to the death.
+      folder: Empty folder for the run.
     """
     flags = ("--strategy=multi_worker_mirrored", *FLAGS)
     num_tasks = CLUSTERS["multi_worker_mirrored"]
@@ -137,7 +137,7 @@ def died_at_start_up(victim: str, delay: float, folder: pathlib.Path) -> Survivo
         died = time.monotonic()
         codes = tasks.exit_codes()
         seconds = time.monotonic() - died
-        # From outside a process only a signal ends it, which shells call 138 too.
+        # Some tasks end by signal 10, for which shells show the code 138 too.
         ended = {n: 128 - code if code < 0 else code for n, code in codes.items()}
         said = f"error: {victim} at {tasks.address(victim)} was lost"
         return Survivors(ended, tasks.error_lines(), said, seconds)

@@ -1,4 +1,4 @@
-"""Run folders that somebody has changed to reach what is outside of them."""
+"""Scenarios of run folders that were changed to reach files outside of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests import processes
 from tests.fault_injection.scenario import Scenario
 from trainers.config.groups import by_group
 
-# Changes a run folder; the other folder is not the run's.
+# A change of a run folder; the second folder is outside of the run.
 Tampering = Callable[[pathlib.Path, pathlib.Path], None]
 
 SMALL_RUN = (
@@ -21,12 +21,12 @@ SMALL_RUN = (
     *("--set=report.record_steps=true", "--steps_per_loop=1"),
 )
 LENGTH = "--train_steps=2"
-# Goes on with the run, which reads and writes nearly everything there is.
+# These flags continue the run, which reads and writes nearly all of its files.
 RESUME = (*SMALL_RUN, "--train_steps=4", "--resume=auto")
 
 
 def moved_out(part: str) -> Tampering:
-    """Puts a part of a run outside, and a link in its place."""
+    """Returns a change that moves a part of a run outside and leaves a link."""
 
     def change(run: pathlib.Path, outside: pathlib.Path) -> None:
         path = run / part
@@ -41,7 +41,7 @@ def moved_out(part: str) -> Tampering:
 
 
 def linked(part: str, target: str) -> Tampering:
-    """Puts a link to a file outside in place of a file."""
+    """Returns a change that replaces a file by a link to a file outside."""
 
     def change(run: pathlib.Path, outside: pathlib.Path) -> None:
         path = run / part
@@ -52,7 +52,7 @@ def linked(part: str, target: str) -> Tampering:
 
 
 def piped(part: str) -> Tampering:
-    """Puts a pipe that nobody writes to in place of a file."""
+    """Returns a change that replaces a file by a pipe that nobody writes to."""
 
     def change(run: pathlib.Path, outside: pathlib.Path) -> None:
         del outside
@@ -64,7 +64,7 @@ def piped(part: str) -> Tampering:
 
 
 def configured(**settings: str) -> Tampering:
-    """Lets config.json name files outside; {outside} is the folder."""
+    """Returns a change that lets config.json name files outside, in {outside}."""
 
     def change(run: pathlib.Path, outside: pathlib.Path) -> None:
         path = run / "config.json"
@@ -87,7 +87,7 @@ _WRITTEN = (
     *("recording/step-00000003.npz", "metrics.jsonl", "result.json"),
 )
 
-# Each of these is refused, whatever the command.
+# Every command refuses each of these.
 TAMPERINGS: Mapping[str, Tampering] = {
     **{f"{part} is a link": moved_out(part) for part in (*_FILES, *_FOLDERS)},
     **{f"{p} leads to a file": linked(p, "precious.txt") for p in _WRITTEN},
@@ -97,14 +97,14 @@ TAMPERINGS: Mapping[str, Tampering] = {
 
 
 def make_outside(folder: pathlib.Path) -> pathlib.Path:
-    """What is not to be touched, nor shown."""
+    """Makes a folder whose content no command may change or print."""
     folder.mkdir()
     (folder / "precious.txt").write_text("secret")
     return folder
 
 
 def _attempt(chosen: random.Random, folder: pathlib.Path) -> None:
-    """Trains, tampers with what that left, and goes on; every command in turn."""
+    """Trains, tampers with the run, and runs commands that must refuse it."""
     processes.train(folder / "run", *SMALL_RUN, LENGTH)
     commands = (RESUME, ("--mode=evaluate",))
     for name in chosen.sample(sorted(TAMPERINGS), k=5):
@@ -118,7 +118,7 @@ def _attempt(chosen: random.Random, folder: pathlib.Path) -> None:
         assert done.returncode == 2, f"{name}: ended with {done.returncode}"
         *_, line = done.stderr.splitlines()
         assert line.startswith("error: "), f"{name}: {line}"
-        assert "secret" not in done.stdout + done.stderr, f"{name}: was shown"
+        assert "secret" not in done.stdout + done.stderr, f"{name}: content was shown"
         assert processes.contents(case) == before, f"{name}: something has changed"
 
 

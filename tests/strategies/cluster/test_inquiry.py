@@ -1,4 +1,7 @@
-"""Questions of stalled tasks to each other. Real tasks: tests/fault_injection."""
+"""Tests of the questions that stalled tasks ask each other.
+
+tests/fault_injection has real tasks.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ from strategies.cluster.spec import Cluster
 from strategies.launcher.launch_config import local_cluster
 from tests.processes import ROOT
 
-# A task as its peers see it: a server that speaks first, and the thread that answers.
+# A program that acts as a task towards its peers: a server that sends the first byte,
+# and the thread that answers questions.
 _PEER = """
 import socket, sys, threading, time
 from strategies.cluster.inquiry import Report, answer_questions
@@ -48,7 +52,10 @@ read_for_ever()
 
 @pytest.fixture
 def asking(tmp_path: pathlib.Path) -> Iterator[tuple[Cluster, Cluster]]:
-    """The clusters of a task that asks, and of its peer, which reads from a pipe."""
+    """Yields the clusters of a task that asks, and of its peer.
+
+    The peer's main thread reads from a pipe.
+    """
     addresses = local_cluster({"worker": 2})
     own, peer = (Cluster(job="worker", index=i, addresses=addresses) for i in (0, 1))
     path = tmp_path / "pipe"
@@ -67,8 +74,8 @@ def test_a_peer_reports_its_step_and_where_its_main_thread_is(
     own, peer = asking
     host, port = peer.address.split(":")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-        # None of these ends the thread that answers, and none is answered: neither one
-        # that is shorter than an answer, nor one for another task.
+        # None of these messages ends the thread, and none gets an answer; nor does a
+        # question that is shorter than an answer, or a question to another task.
         for message in (
             b"",
             b"[" * 1200,
@@ -100,7 +107,7 @@ def test_a_peer_reports_its_step_and_where_its_main_thread_is(
     ],
 )
 def test_an_answer_that_is_no_report_is_none(changes: dict[str, object] | None) -> None:
-    """Control characters do not reach the terminal."""
+    """A report with control characters is accepted, and they are escaped."""
     addresses = local_cluster({"worker": 2})
     host, port = addresses["worker"][1].split(":")
     with (

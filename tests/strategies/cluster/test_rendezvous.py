@@ -1,4 +1,4 @@
-"""The sockets at which tasks wait for each other."""
+"""Tests of the sockets at which tasks wait for each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from strategies.common.errors import UsageError
 from strategies.launcher.launch_config import local_cluster
 
 _HAS_IPV6 = socket.has_dualstack_ipv6()
-# Of documents (RFC 5737), and so of no machine.
+# RFC 5737 reserves this address for documents, so no machine has it.
 _ELSEWHERE = "203.0.113.1"
 
 
@@ -35,7 +35,8 @@ def _task(host: str) -> tuple[Cluster, int]:
         ("127.0.0.1", ["127.0.0.1"], ["[::1]"]),
         ("localhost", ["127.0.0.1", "localhost"], []),
         ("[::1]", ["[::1]"], ["127.0.0.1"]),
-        # Behind address translation; or the machine's own name is 127.0.1.1 here.
+        # A host behind address translation has such an address. A host whose name is
+        # 127.0.1.1 on itself must accept connections there.
         (_ELSEWHERE, ["127.0.0.1", "127.0.1.1", "[::1]"], []),
         ("node.invalid", ["127.0.0.1", "[::1]"], []),
     ],

@@ -1,4 +1,4 @@
-"""A start-up that waits in vain is ended, whatever the process can still do itself."""
+"""Checks that a start-up that waits in vain ends, however busy its process is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from strategies.cluster.watchdog_process import POLL_SECONDS
 from strategies.common.signals import PASSED_ON
 from tests.processes import ROOT
 
-# Begins to watch for a peer, says so, and is then busy in a way of its own.
+# A program that begins to watch for a peer, prints a line, and then runs {busy}.
 _WATCHING = """
 import ctypes, sys, time
 from strategies.cluster import startup_watchdog as startup_watch
@@ -33,9 +33,9 @@ with watch.signals_kept():
     {busy}
 """
 SLEEPS = "time.sleep(60)"
-# As TensorFlow connects the leader: in C, with Python's lock.
+# TensorFlow connects to the leader in C, and holds Python's lock meanwhile.
 HOLDS_THE_LOCK = "ctypes.PyDLL(None).sleep(60)"
-# And a task that needs the start-up no longer.
+# This process has started and needs the watch no longer.
 HAS_STARTED = "watch.end(); time.sleep(60)"
 
 
@@ -46,7 +46,7 @@ def peer() -> Iterator[socket.socket]:
 
 
 def watching(busy: str, peer: socket.socket) -> subprocess.Popen[str]:
-    """A process that watches for the peer, once it does."""
+    """Starts a process, and returns it once it watches for the peer."""
     address = f"127.0.0.1:{peer.getsockname()[1]}"
     process = subprocess.Popen(
         [sys.executable, "-c", _WATCHING.replace("{busy}", busy), address],
@@ -61,7 +61,7 @@ def watching(busy: str, peer: socket.socket) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Its exit code as a shell says it, and what it wrote to standard error."""
+    """Returns the exit code as a shell shows it, and the standard error."""
     _, errors = process.communicate(timeout=30)
     code = process.returncode
     return 128 - code if code < 0 else code, errors
@@ -137,7 +137,7 @@ def test_signals_have_their_handlers_again_and_are_not_blocked() -> None:
     watch = StartUpWatch(cluster)
     with watch.signals_kept():
         assert signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-        # TensorFlow takes it for itself.
+        # TensorFlow replaces the handler in the same way.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     watch.end()
     assert signal.getsignal(signal.SIGTERM) == before
@@ -145,7 +145,7 @@ def test_signals_have_their_handlers_again_and_are_not_blocked() -> None:
 
 
 def test_the_one_outside_needs_little() -> None:
-    """It is started by every task, beside TensorFlow's own start."""
+    """Every task starts this process while TensorFlow starts."""
     code = "import sys, strategies.cluster.watchdog_process; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True
@@ -154,10 +154,10 @@ def test_the_one_outside_needs_little() -> None:
 
 
 def test_a_process_that_was_suspended_is_not_asked_to_stop(peer: socket.socket) -> None:
-    """CPython's `signal.sigtimedwait` would say so, with a number of no signal."""
+    """CPython's `signal.sigtimedwait` returns then, with a number that is no signal."""
     process = watching(SLEEPS, peer)
     process.send_signal(signal.SIGSTOP)
-    # Longer than the watch waits between two looks.
+    # The process is stopped for longer than the watch waits between two looks.
     time.sleep(2 * POLL_SECONDS)
     process.send_signal(signal.SIGCONT)
     with pytest.raises(subprocess.TimeoutExpired):

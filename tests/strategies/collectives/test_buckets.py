@@ -1,4 +1,4 @@
-"""Tensors in buckets, and buckets in equal parts."""
+"""Tests of tensors in buckets, and of buckets in equal parts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests import processes
 
 
 def test_buckets_are_in_the_order_of_the_backward_pass_by_type() -> None:
-    """Large tensors are alone, because they need no copy then."""
+    """Large tensors have separate buckets, because they then need no copy."""
     tensors = [(tf.float32, 3), (tf.float64, 1), (tf.float32, 9), (tf.float32, 1)]
     assert grouped(tensors, 16) == [[2], [3, 0], [1]]
     assert grouped(tensors, 1) == [[3], [2], [1], [0]]
@@ -59,16 +59,16 @@ def test_parts_are_equal_and_have_every_element_once(num_parts: int) -> None:
 @pytest.mark.parametrize(
     ("size", "num_replicas", "expected"),
     [
-        # Parts of 16 and of 1 elements.
+        # The parts have 16 elements and 1 element.
         *((1, 2, 17), (16, 2, 17), (17, 2, 17)),
-        # 16 elements for each would be 64 bytes, which become 128, and one part of 32.
+        # 16 elements for each would be 64 bytes; these become 128, so one part has 32.
         (32, 2, 33),
-        # 48 and 16 elements.
+        # The parts have 48 and 16 elements.
         (64, 2, 64),
-        # Two parts of 16, and one of 1.
+        # Two parts have 16 elements, and one has 1.
         (1, 3, 33),
         (1_000_000, 64, 1_000_000),
-        # One replica has all, whatever it is.
+        # One replica has all elements, so that nothing is appended to them.
         *((0, 1, 1), (5, 1, 5)),
     ],
 )
@@ -88,8 +88,8 @@ def last_and_first_gradient(
     return tape.gradient(loss, [last, first])
 
 
-# Prints the order in which an executor with one thread computes two buffers and sends
-# them, for both orders of sending.
+# A program that prints the order in which an executor with one thread computes two
+# buffers and sends them, for both orders of sending.
 ONE_THREAD = """
 import json
 import tensorflow as tf
@@ -126,7 +126,7 @@ for order in ("ab", "ba"):
 
 
 def test_a_buffer_is_sent_before_the_next_is_computed_by_one_thread() -> None:
-    """A fact about TensorFlow's executor: operations without cost go first."""
+    """TensorFlow's executor runs operations without cost first."""
     done = processes.run_words([sys.executable, "-c", ONE_THREAD])
     assert done.returncode == 0, done.stderr
     orders = [json.loads(line) for line in done.stdout.splitlines()]
@@ -144,7 +144,7 @@ LAYERS = (
 
 
 def test_only_the_first_gradient_is_computed_before_it_is_sent() -> None:
-    """What both need comes before; what only the second needs waits for the first."""
+    """Operations that only the second gradient needs wait for the first gradient."""
     ordered: list[tf.Tensor] = []
 
     @tf.function(autograph=False)

@@ -1,4 +1,4 @@
-"""The chief's values, which workers get only if they have others."""
+"""Tests of the chief's values, which workers get only if they have others."""
 
 from __future__ import annotations
 

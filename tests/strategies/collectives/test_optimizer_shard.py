@@ -1,4 +1,4 @@
-"""An optimizer on slices of weights does what it does on whole ones."""
+"""Checks that an optimizer updates slices of weights as it updates whole weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXCLUDED = "bias"
 
 
 class NotTooLarge(keras.constraints.Constraint):
-    """A limit of the norm of a whole weight."""
+    """A constraint that limits the norm of a whole weight."""
 
     def __call__(self, w: tf.Tensor) -> tf.Tensor:
         return w / keras.ops.maximum(1.0, tf.norm(w))
@@ -76,7 +76,7 @@ def test_parts_of_all_workers_are_the_whole_update(
         reference.apply(gradients_of(step), expected)
 
     shapes = [tf.TensorShape(shape) for shape in SHAPES]
-    # Several buckets, of several tensors and of one.
+    # One bucket has several tensors, and one has a single tensor.
     buckets = [
         Bucket(indices, [shapes[i] for i in indices], tf.float64, num_workers)
         for indices in grouped([(tf.float64, s.num_elements()) for s in shapes], 20 * 8)
@@ -109,7 +109,7 @@ def test_parts_of_all_workers_are_the_whole_update(
             # Vectorized kernels may round the last bit of an element differently,
             # depending on its position.
             np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-13)
-    # All elements of the state are held, each by one worker.
+    # Every element of the state is on exactly one worker.
     whole = [v for v in reference.variables if tuple(v.shape) in map(tuple, SHAPES)]
     num_kinds = len(shards[0][2].state)
     assert num_kinds * len(SHAPES) == len(whole)
@@ -142,5 +142,5 @@ def test_the_optimizer_is_as_before_outside_of_an_update() -> None:
     after = {name: id(value) for name, value in vars(optimizer).items()}
     assert {name: after[name] for name in before} == before
     assert [variable.shape for variable in optimizer.variables] == shapes
-    # And holds nothing but its counters and the slices.
+    # The shard has replaced the whole state by the slices.
     assert all(tf.size(v) == 0 for kind in shard.whole for v in kind)

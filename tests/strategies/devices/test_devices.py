@@ -1,4 +1,4 @@
-"""Devices are chosen, listed and told to TensorFlow as asked for, or refused."""
+"""Checks that devices are chosen, listed and configured as requested, or refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def several_replicas() -> list[str]:
     return [n for n in in_one_process() if registry.traits(n).max_replicas is None]
 
 
-# Which they are
+# The chosen devices
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def configure(config: StrategyConfig, device_config: DeviceConfig) -> None:
 
 
 class Gpus:
-    """What TensorFlow would be told on a machine with GPUs, which there is none of."""
+    """Replacements of TensorFlow's functions, which record settings of missing GPUs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int):
         self.limits: dict[str, list[float]] = {}
@@ -132,7 +132,7 @@ def test_only_gpus_that_are_chosen_are_seen_and_limited(
     config = small_config(strategy="tower", devices=("gpu:0", "gpu:2")).strategy
     configure(config, DeviceConfig(memory_fraction=0.25))
     assert gpus.limits == {"GPU:0": [250], "GPU:2": [250]}
-    # TensorFlow numbers anew what it sees.
+    # TensorFlow numbers the visible GPUs from 0.
     devices = devices_of(config)
     assert devices == ["/device:GPU:0", "/device:GPU:1"]
     assert gpus.visible == ["GPU:0", "GPU:2"]
@@ -161,7 +161,7 @@ def test_without_a_choice_every_gpu_is_used_and_none_hidden(
 
 
 def test_stages_of_a_model_are_on_the_devices_that_are_chosen() -> None:
-    """A strategy that splits its one replica counts by a setting of its own."""
+    """A strategy that splits its one replica counts devices by another setting."""
     choice = DeviceChoice(num_cpus=3)
     expected = [f"/device:CPU:{number}" for number in range(3)]
     assert take_devices(choice, None, 2, "--pipeline_stages") == expected
@@ -183,11 +183,11 @@ def test_of_missing_gpus_the_others_are_used_if_that_was_allowed(
     assert devices_of(soft) == ["/device:GPU:0"]
 
 
-# How much memory of them
+# Limits of their memory
 
 
 class Driver:
-    """Stands in for NVIDIA's library: C functions that write to pointers."""
+    """A replacement of NVIDIA's library: C functions that write to pointers."""
 
     def __init__(self, *num_bytes: int, failing: str = ""):
         integer, size = ctypes.POINTER(ctypes.c_int), ctypes.POINTER(ctypes.c_size_t)
@@ -200,7 +200,7 @@ class Driver:
             return code("cuDeviceGetCount")
 
         def get(written: Any, ordinal: int) -> int:
-            # A handle need not be the number.
+            # The handle of a GPU may differ from its number.
             written[0] = ordinal + 10
             return code("cuDeviceGet")
 
@@ -216,7 +216,7 @@ class Driver:
 
 
 def test_the_driver_tells_the_memory_of_every_gpu() -> None:
-    # More than 32 bits hold.
+    # 80 GiB exceed the range of 32 bits.
     assert total_memory_mib(Driver(80 << 30, 4 << 20)) == (80 * 1024, 4)
     assert total_memory_mib(Driver()) == ()
 
@@ -267,7 +267,7 @@ def test_a_limit_that_makes_no_sense_is_refused(
         memory_limit_mib(DeviceConfig(**settings), 1, totals)
 
 
-# What there is
+# The list of devices
 
 
 def test_a_gpu_in_words() -> None:
@@ -352,7 +352,7 @@ def test_a_run_is_evaluated_on_other_devices(
 ) -> None:
     run = tmp_path / "run"
     assert main(["main", *SMALL_RUN, f"--run_dir={run}"]) == 0
-    # As one that was trained with GPUs.
+    # The configuration becomes that of a run that was trained with GPUs.
     path = run / "config.json"
     config = json.loads(path.read_text("utf-8"))
     config["device"]["memory_growth"] = True
@@ -363,7 +363,7 @@ def test_a_run_is_evaluated_on_other_devices(
 
 
 def on_a_gpu(data: Any, settings: Any) -> keras.Model:
-    """A model one layer of which names a device, as those of the texts do."""
+    """Builds a model with a layer that names a device, as models of tutorials do."""
 
     class Placed(keras.layers.Layer):
         def call(self, inputs: tf.Tensor) -> tf.Tensor:
@@ -408,7 +408,7 @@ def test_every_strategy_trains_where_nothing_may_move(
 
 
 def lines_of(run: pathlib.Path, heading: str) -> list[list[str]]:
-    """The cells of a table in the log of a run, header included."""
+    """Returns the cells of a table in the log of a run, header included."""
     text = (run / "logs" / "chief-0.log").read_text(encoding="utf-8")
     (found,) = re.findall(rf" {heading}\n(.*?)(?=\n\d{{4}}-|\Z)", text, re.S)
     return [line.split(maxsplit=2) for line in found.splitlines()]
@@ -424,13 +424,14 @@ def test_the_device_of_every_operation_and_variable_is_written(
         arguments = (*SMALL_RUN, f"--strategy={strategy}", f"--run_dir={run}", flag)
         assert main(["main", "--devices=cpu:2", *arguments]) == 0
         digests.append(processes.result_of(run)["weights_sha256"])
-    assert digests[0] == digests[1], "a look changes nothing"
+    assert digests[0] == digests[1], "logging has changed the training"
     header, *operations = lines_of(run, "placement of operations")
     assert header == ["device", "type", "operation"]
     of_devices = {name: [o for o in operations if o[0] == name] for name in DEVICES}
     assert sum(map(len, of_devices.values())) == len(operations)
     for found in of_devices.values():
-        # Two layers forwards, and backwards but for the gradient of the images.
+        # Two layers have a product forward and two backward each; the gradient of the
+        # images is not computed.
         assert len([o for o in found if "MatMul" in o[1]]) >= 5
     _, *variables = lines_of(run, "placement of variables")
     names = [row[-1].split()[-1] for row in variables]
@@ -448,7 +449,7 @@ def test_the_device_of_every_operation_and_variable_is_written(
 DEVICES = ("CPU:0", "CPU:1")
 
 
-# Beside other modes
+# Devices in other modes
 
 
 def arm_named(name: str, arms: tuple[Arm, ...]) -> Config:

@@ -1,4 +1,4 @@
-"""Processes that are forked from a template behave as new programs do."""
+"""Checks that processes forked from a template behave as new programs do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from strategies.processes.parent import LAUNCHER_PID
 from strategies.processes.starter import ProcessStarter, Program, WarmStarter
 from tests import processes
 
-# Says how often it was imported, and in which process.
+# A module that shows in which process it was imported.
 PRELOAD = """
 import os
 imported_in = os.getpid()
@@ -29,7 +29,7 @@ def preload():
     pass
 """
 
-# Prints what a program can find out about its process.
+# A program that prints all that it can find out about its process.
 SHOW = """
 import json, os, random, signal, sys, threading
 import preloaded
@@ -50,7 +50,7 @@ print(json.dumps({
 print("to standard error", file=sys.stderr)
 """
 
-# Starts others as it was started itself.
+# A program that forks other programs from a template, as it was forked itself.
 NESTED = """
 import os, subprocess, sys, psutil
 from strategies.processes.starter import Program, WarmStarter
@@ -223,7 +223,7 @@ def test_a_signal_ends_a_forked_process_as_a_new_one(
                 process.wait(timeout=0.05)
             process.send_signal(number)
             codes.append(process.wait(processes.PATIENCE_SECONDS))
-            # To a process that has ended: no error.
+            # A signal to a process that has ended raises no error.
             process.send_signal(number)
     assert codes == [-number, -number]
 
@@ -288,7 +288,7 @@ def test_a_forked_process_forks_its_own_template(
     assert stdout.count("text that waits in a buffer") == 1
     inner = [json.loads(line) for line in stdout.splitlines() if line[0] == "{"]
     template, pid = stdout.splitlines()[-1].split()
-    # Its title says so: forked from this process, it would have imported it again.
+    # The title shows that this template is a new program, and no fork of this process.
     assert template == "strategies.processes.template_process"
     assert [found["imported_here"] for found in inner] == [False, False]
     assert [found["parent"] for found in inner] == [int(pid)] * 2
@@ -330,8 +330,8 @@ sys.stdin.read()
             assert parent.stdout is not None
             assert [parent.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
             family = psutil.Process(parent.pid)
-            # The template and both that it has forked, without the short-lived process
-            # in between.
+            # These are the template and two forked processes. The process that forks
+            # each of them ends at once.
             wait_until(lambda: len(family.children(recursive=True)) == 3)
             yield parent, family.children(recursive=True)
         finally:

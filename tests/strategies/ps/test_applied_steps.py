@@ -1,4 +1,4 @@
-"""What a closure that runs again finds out about the steps it has done before."""
+"""Tests of the record from which a repeated closure knows its applied steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"
 
 
 class Closure:
-    """Does steps, and tells which it found done; as workers do it."""
+    """A closure that applies steps as workers do, and returns those applied before."""
 
     def __init__(self) -> None:
         self.journal = AppliedSteps(DEVICE)
@@ -60,17 +60,17 @@ def test_steps_are_done_as_far_as_they_are_marked(closure: Closure) -> None:
     closure.run(call=2, first_step=10, num_steps=3)
     closure.run(call=2, first_step=14, num_steps=1)
     done, noted = closure.run(call=2, first_step=10, num_steps=5)
-    # Step 13 was not done, so that 14 will be done again, whatever is known of it.
+    # Step 13 was not done, so step 14 must be done again although it is marked.
     assert done[:, 1].tolist() == [10, 11, 12]
     sums, staleness = closure.journal.read(done, noted)
     assert sums["loss"].tolist() == [5.0, 5.5, 6.0]
     assert sums["examples"].tolist() == [64.0] * 3
-    # Of four updates since the version it read, one is its own.
+    # One of the four updates since the version that it read is its own.
     assert staleness.tolist() == [3.0] * 3
 
 
 def test_another_call_does_the_same_steps_once_more(closure: Closure) -> None:
-    """As a run does that goes back to a checkpoint."""
+    """A run that goes back to a checkpoint does this."""
     closure.run(call=3, first_step=20, num_steps=2)
     done, _ = closure.run(call=4, first_step=20, num_steps=2)
     assert len(done) == 0

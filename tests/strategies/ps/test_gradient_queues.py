@@ -1,4 +1,4 @@
-"""Queues that add up what the first workers send, on real devices of this process."""
+"""Tests of queues that add up the gradients of the workers that send first."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def servers() -> list[str]:
 
 
 class Exchange:
-    """Sends and takes through functions, as workers and the one that leads do."""
+    """Queues with traced functions to send and take, as workers and the chief do."""
 
     def __init__(self, servers: list[str], num_required: int):
         gradient_devices = [servers[0], servers[1], servers[1]]
@@ -54,7 +54,7 @@ class Exchange:
 
 
 def shares_of(value: Any) -> ReplicaOutputs:
-    """Dense and sparse gradients on both servers, and one that does not exist."""
+    """Returns dense and sparse gradients for both servers, and a missing one."""
     rows = tf.reshape(tf.cast(value, tf.float32), [1, 1])
     sparse = tf.IndexedSlices(rows, tf.constant([2], tf.int64), tf.constant([4, 1]))
     dense = tf.cast(value, tf.float32) * tf.ones([2, 2])
@@ -101,7 +101,7 @@ def test_what_comes_late_is_left_out_and_counted(servers: list[str]) -> None:
 
 
 def test_a_worker_counts_once(servers: list[str]) -> None:
-    """Its closure is run again if it was lost after it had sent."""
+    """TensorFlow repeats the closure of a worker that was lost after it had sent."""
     exchange = Exchange(servers, num_required=2)
     exchange.send(1, 0, 1.0)
     exchange.send(1, 0, 1.0)
@@ -113,7 +113,7 @@ def test_all_servers_take_the_same_workers(servers: list[str]) -> None:
     exchange = Exchange(servers, num_required=2)
     for worker, value in enumerate((1.0, 2.0, 4.0)):
         exchange.send(1, worker, value)
-    # The second server meets them in another order.
+    # On the second server the workers are in another order.
     second = exchange.queues._queues[1]
     with tf.device(servers[1]):
         first_in = second.dequeue()

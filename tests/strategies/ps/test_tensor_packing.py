@@ -1,4 +1,4 @@
-"""Values that travel together are the values that were sent."""
+"""Checks that packed tensors arrive as they were sent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HERE = "/job:localhost/replica:0/task:0/device:CPU:0"
 
 
 def made_variables() -> list[tf.Variable]:
-    """Of two types and all kinds of shapes, on two devices that are not this one."""
+    """Makes variables of two types and of all kinds of shapes, on two other devices."""
     values = [
         tf.constant([[1.0, 2.0], [3.0, 4.0]]),
         tf.constant(5, tf.int64),
@@ -33,7 +33,7 @@ def made_variables() -> list[tf.Variable]:
 
 
 def crossings(function: tf.types.experimental.ConcreteFunction) -> int:
-    """Tensors that go from one device to another; each goes there once."""
+    """Returns the number of tensors that go from one device to another."""
     return len(
         {
             (tensor.name, operation.device)
@@ -75,7 +75,7 @@ def test_what_is_large_goes_by_itself_and_is_not_copied() -> None:
     for values in traced():
         for value, variable in zip(values, variables, strict=True):
             np.testing.assert_array_equal(value, variable)
-    # There and back: two of the large ones, and one letter of all others.
+    # Each direction has the two large tensors, and one message with all others.
     assert crossings(traced) == 2 * (2 + 1)
     concatenated = [
         tensor.shape
