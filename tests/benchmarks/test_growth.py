@@ -1,4 +1,4 @@
-"""The benchmark of predictions: errors, its table, and how it continues."""
+"""Tests of the benchmark of predictions: errors, its table, and its continuation."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def test_errors_are_of_points_that_were_not_fitted() -> None:
     points = [
         point("ring", 1.1, 1.0),
         point("servers", 1.5, 2.0),
-        # Right without merit.
+        # The model was fitted to these points, so their small errors do not count.
         point("ring", 1.0, 1.0, replicas=2, is_fitted=True),
         point("servers", 3.0, 3.0, replicas=2, is_fitted=True),
         point("servers", 2.02, 2.0, replicas=3),
-        # The order is wrong here, and only here; a place of its own has no pair.
+        # Only this pair has a wrong order. The point of width 512 has no pair.
         point("ring", 3.0, 2.5, replicas=3),
         point("third", 2.5, 2.6, replicas=3),
         point("third", 1.0, 1.0, replicas=3, width=512),
     ]
     found = summary_of(points)
     assert found["points"] == 6
-    # Of 0, 1, 4, 10, 20 and 25 %.
+    # The errors are 0, 1, 4, 10, 20 and 25 %.
     assert found["median_error"] == pytest.approx((10 + 100 * (1 - 2.5 / 2.6)) / 200)
     assert found["largest_error"] == pytest.approx(0.25)
     assert found["pairs"] == 4
@@ -117,7 +117,7 @@ def test_it_predicts_first_and_continues(tmp_path: pathlib.Path) -> None:
         assert before["predicted_seconds"] == after["predicted_seconds"]
         assert not before["is_fitted"]
     assert found["summary"]["points"] == 2
-    # As if it had been interrupted in its last run.
+    # Without this file the benchmark looks interrupted in its last run.
     (tmp_path / "mirrored-6-of-64-width-64" / "result.json").unlink()
     done = run_module("benchmarks.growth", *arguments)
     assert done.returncode == 0, done.stderr

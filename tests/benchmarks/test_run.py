@@ -1,4 +1,4 @@
-"""Measurements of the project beside its peers, and their results."""
+"""Tests of measurements of the project beside its peers, and of their records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.processes import run_module
 
 @dataclasses.dataclass
 class Scripted:
-    """A side whose runs are known."""
+    """A side of a comparison whose speeds the test sets."""
 
     label: str
     speeds: list[float]
@@ -119,7 +119,7 @@ def test_the_newest_result_of_a_subject_is_shown(tmp_path: pathlib.Path) -> None
 
 
 def test_the_pages_are_those_of_the_recorded_results() -> None:
-    """Otherwise: python -m benchmarks.record."""
+    """If this fails, `python -m benchmarks.record` writes the pages again."""
     page = (record.RESULTS / "README.md").read_text(encoding="utf-8")
     assert page == record.page()
     document = record.DOCUMENT.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The comparison of all strategies: its arms, its record and its page."""
+"""Tests of the comparison of all strategies: its arms, its record and its page."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_page_shows_the_recorded_results() -> None:
         kept = recorded["subjects"][subject.name]
         names = {arm["name"] for arm in kept["arms"]}
         assert names <= set(strategy_table.arms_of())
-        # The verdicts of all arms but the control, on speed.
+        # Every arm except the control has a verdict on speed.
         speeds = [c for c in kept["comparisons"] if c["metric"] == strategy_page.SPEED]
         assert {c["arm"] for c in speeds} == names - {kept["control"]}
         assert all(c["verdict"] for c in speeds)

@@ -1,11 +1,11 @@
-"""Stands in for Slurm on one node, as far as the scripts of deploy/slurm need it.
+"""Imitation of Slurm on one node, with the commands that deploy/slurm's scripts use.
 
     python stand_in_slurm.py srun OPTIONS... COMMAND...
     python stand_in_slurm.py scontrol requeue JOB
 
-As its manual has it, `srun` gives each task its variables, passes SIGTERM on to all,
-and ends with the highest exit code of all tasks, 128 + n after signal n. What it is
-asked besides is refused, so that a script cannot use what nobody has thought of here.
+As in Slurm's manual, `srun` gives each task its variables, passes SIGTERM on to all,
+and ends with the highest exit code of all tasks, 128 + n after signal n. It refuses all
+other options, so that a script cannot use an option that has no imitation here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OPTIONS = re.compile(
     r"--(kill-on-bad-exit=0|distribution=block|cpus-per-task=[1-9]\d*)"
 )
 NODE = "localhost"
-# The folder in which is noted what the scripts have asked for.
+# Variable with the folder in which the commands record the requests of the scripts.
 NOTES = "STAND_IN_SLURM_NOTES"
 
 
@@ -42,7 +42,7 @@ def srun(arguments: Sequence[str]) -> int:
 
     signal.signal(signal.SIGTERM, pass_on)
     number = int(os.environ["SLURM_NTASKS"])
-    # A task runs before it is in the list, and would miss a signal that comes then.
+    # A task runs before it is in the list, and would miss a signal at that moment.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     for rank in range(number):
         environment = {**os.environ, **step_of(rank, number)}
@@ -60,7 +60,7 @@ def _take_signals() -> None:
 
 
 def step_of(rank: int, number: int) -> dict[str, str]:
-    """The variables of one task."""
+    """Returns the variables of one task."""
     return {
         "SLURM_STEP_ID": "0",
         "SLURM_STEP_NUM_TASKS": str(number),
@@ -73,7 +73,7 @@ def step_of(rank: int, number: int) -> dict[str, str]:
 
 
 def scontrol(arguments: Sequence[str]) -> int:
-    """Notes which job is to be queued again."""
+    """Records the job that is to be queued again."""
     verb, job = arguments
     if verb != "requeue" or job != os.environ["SLURM_JOB_ID"]:
         raise SystemExit(f"scontrol: {arguments}")

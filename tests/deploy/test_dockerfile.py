@@ -1,4 +1,4 @@
-"""The image of the manifests, as far as can be shown without Docker."""
+"""Tests of the image of the manifests that need no Docker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FOLDER = ROOT / "deploy" / "kubernetes"
 
 
 def instructions() -> list[list[str]]:
-    """The words of each instruction; of ENTRYPOINT, those of its list."""
+    """Returns the words of each instruction; of ENTRYPOINT, the items of its list."""
     text = (FOLDER / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
     found = []
     for line in text.splitlines():
@@ -37,7 +37,7 @@ def only(name: str) -> list[str]:
 
 
 def copied() -> dict[str, str]:
-    """Where each path of the repository is in the working directory of the image."""
+    """Returns the path in the image's working directory of each copied path."""
     return {words[1]: words[2] for words in instructions() if words[0] == "COPY"}
 
 
@@ -65,7 +65,7 @@ def test_manifests_run_what_the_image_has_where_it_has_it() -> None:
 
 
 def test_the_image_installs_the_lock_by_its_hashes_on_a_python_that_will_do() -> None:
-    """And a Python of one version, so that an image built later has the same."""
+    """The version of Python is exact, so that a later image has the same."""
     (base,) = only("FROM")
     version = re.fullmatch(r"python:3\.(\d+)\.\d+-slim-\w+", base)
     assert version is not None
@@ -74,7 +74,7 @@ def test_the_image_installs_the_lock_by_its_hashes_on_a_python_that_will_do() ->
     lock = installs[installs.index("--requirement") + 1]
     assert copied()[lock] == f"{pathlib.Path(lock).parent}/"
     assert "--require-hashes" in installs
-    # It is there before it is installed.
+    # The lock is copied before pip reads it.
     names = [words[0] for words in instructions()]
     assert names.index("COPY") < names.index("RUN")
 
@@ -88,7 +88,7 @@ def test_what_the_build_is_given_is_what_is_copied() -> None:
 
 @pytest.mark.slow
 def test_what_is_copied_is_enough_to_train(tmp_path: pathlib.Path) -> None:
-    """Without the rest of the repository, and without programs such as git."""
+    """The run has neither the rest of the repository nor programs such as git."""
     image = tmp_path / "image"
     for source, target in copied().items():
         if (ROOT / source).is_dir():

@@ -1,4 +1,4 @@
-"""The manifests of deploy/kubernetes: their form, and what their pods would run."""
+"""Tests of deploy/kubernetes's manifests, and of the commands of their pods."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tests.markers import further
 from tests.processes import ROOT, result_of
 
 FOLDER = ROOT / "deploy" / "kubernetes"
-# Since 1.31 podFailurePolicy is no longer an experiment.
+# Versions from 1.31 on, in which podFailurePolicy is stable.
 VERSIONS = ("1.31", "1.34", "1.37")
-# Exit codes after which the same again would end the same.
+# Exit codes after which another try would end in the same way.
 FINAL = {ExitCode.BUG, ExitCode.USAGE, ExitCode.DIVERGED, ExitCode.DIFFERENT}
 PORT = 2222
 
@@ -43,7 +43,7 @@ def document(name: str, kind: str) -> dict[str, Any]:
 
 
 def check_as_kubernetes(manifest: Mapping[str, Any], version: str) -> None:
-    """Raises an error if the schema that Kubernetes publishes does not allow it."""
+    """Raises an error if the published schema of Kubernetes refuses a manifest."""
     kubernetes_validate.validate(manifest, version, strict=True)
 
 
@@ -51,13 +51,14 @@ def check_as_kubeflow(value: Any, kind: str, where: str = "") -> None:
     """Checks a value against the models that Kubeflow makes from its OpenAPI schema.
 
     Args:
-      value: of the manifest.
-      kind: its type there, such as dict(str, KubeflowOrgV1ReplicaSpec).
-      where: what to call it.
+      value: Value from the manifest.
+      kind: Type of the value in Kubeflow, such as dict(str, KubeflowOrgV1ReplicaSpec).
+      where: Name of the value for messages.
 
     Raises:
-      ValueError: it has a field that is not in the schema, or lacks one that must be.
-      TypeError: it is of another type.
+      ValueError: The value has a field that is not in the schema, or lacks a required
+        one.
+      TypeError: The value has another type.
     """
     if kind.startswith(("dict(", "list[")):
         expected, inner = {"d": dict, "l": list}[kind[0]], kind[5:-1].split(", ")[-1]
@@ -77,7 +78,7 @@ def check_as_kubeflow(value: Any, kind: str, where: str = "") -> None:
     unknown = set(value) - set(by_key)
     if unknown:
         raise ValueError(f"{where} has {unknown}, and {kind} has {set(by_key)}")
-    # It raises an error where something is missing that must be there.
+    # The model raises an error where a required field is missing.
     model(**{by_key[key]: each for key, each in value.items()})
     for key, each in value.items():
         check_as_kubeflow(each, model.openapi_types[by_key[key]], f"{where}.{key}")
@@ -92,7 +93,7 @@ def test_kubernetes_allows_the_manifests(version: str) -> None:
     assert kinds == ["Service", "NetworkPolicy", "Job"]
 
 
-# Where a field is added or changed, and its value: what a schema must not allow.
+# Paths of fields, and values for them that a schema must refuse.
 WRONG = {
     "a misspelt rule": ("spec.podFailurePolicys", {"rules": []}),
     "an unknown field of a pod": ("spec.template.spec.subdomains", "train"),
@@ -154,16 +155,17 @@ def test_a_job_is_tried_again_after_the_exit_codes_that_ask_for_it() -> None:
             assert codes["containerName"] == container_of(spec["template"])["name"]
             actions.setdefault(rule["action"], set()).update(codes["values"])
     assert actions == {"FailJob": FINAL, "Ignore": {ExitCode.TERMINATED}}
-    # A peer that was lost is counted: neither for ever nor never.
+    # After a lost peer the job is tried again, but not for ever.
     assert spec["backoffLimit"] > 0
-    # podFailurePolicy needs it, and a new pod has another name than one started again.
+    # podFailurePolicy requires Never: Kubernetes then makes a new pod instead of
+    # starting the container again.
     assert spec["template"]["spec"]["restartPolicy"] == "Never"
     assert spec["completionMode"] == "Indexed"
     assert spec["completions"] == spec["parallelism"]
 
 
 def test_a_tfjob_is_tried_again_after_the_exit_codes_that_ask_for_it() -> None:
-    """ExitCode: again from 128 on (training-operator, pkg/util/train, 1.9)."""
+    """ExitCode restarts from 128 on (training-operator, pkg/util/train, 1.9)."""
     specs = document("parameter_server", "TFJob")["spec"]["tfReplicaSpecs"]
     assert {spec["restartPolicy"] for spec in specs.values()} == {"ExitCode"}
     assert all(code < 128 for code in FINAL)
@@ -182,7 +184,7 @@ def templates() -> list[dict[str, Any]]:
 
 
 def test_every_pod_has_the_time_for_a_checkpoint() -> None:
-    """10 s, as is promised; and a Job waits up to 360 s between two tries."""
+    """A checkpoint takes up to 10 s, and a Job waits up to 360 s between two tries."""
     for template in templates():
         assert template["spec"]["terminationGracePeriodSeconds"] > 10
         words = " ".join(container_of(template)["args"]).split()
@@ -221,7 +223,7 @@ def _has_process_namespaces() -> bool:
     ("before", "expected"),
     [
         ((), 0),
-        # A shell in the place of the process that Kubernetes begins a pod with.
+        # A shell is the first process, in place of the one that Kubernetes starts.
         (("sh", "-c", '"$@"; exit $?', "sh"), ExitCode.PEER_LOST),
     ],
 )
@@ -246,13 +248,13 @@ def container_of(template: Mapping[str, Any]) -> dict[str, Any]:
     return container
 
 
-# Pods, as hosts with addresses of their own.
+# Pods, as hosts with different addresses
 
 TRAINING = ["--model=mlp", "--hidden_units=8", "--train_steps=20"]
 
 
 def pods_of_job(job: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, str]]]:
-    """The name of each pod for others, and what the Job controller sets in it."""
+    """Yields the name of each pod for others, and the Job controller's variables."""
     assert (
         document("multi_worker", "Service")["metadata"]["name"]
         == (job["spec"]["template"]["spec"]["subdomain"])
@@ -263,7 +265,10 @@ def pods_of_job(job: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def pods_of_tfjob(job: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, str]]]:
-    """The same, as the operator has it (controller.v1/tensorflow/tensorflow.go)."""
+    """Yields the name of each pod for others, and the operator's variables.
+
+    They follow controller.v1/tensorflow/tensorflow.go of the operator.
+    """
     specs = job["spec"]["tfReplicaSpecs"]
     name = job["metadata"]["name"]
     names = {
@@ -278,7 +283,7 @@ def pods_of_tfjob(job: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, str]]
     for kind, found in names.items():
         for index, pod in enumerate(found):
             cluster = Cluster(job=kind, index=index, addresses=addresses)
-            # It sets this besides.
+            # The operator adds this key.
             text = cluster.tf_config().removesuffix("}") + ', "environment": "cloud"}'
             yield pod, {"TF_CONFIG": text}
 
@@ -289,7 +294,7 @@ def start(
     before: list[str],
     volume: pathlib.Path,
 ) -> subprocess.Popen[str]:
-    """Starts what a pod would, with a folder in place of its volume."""
+    """Starts the command of a pod, with a folder in place of its volume."""
     (mount,) = container["volumeMounts"]
     *arguments, last = [
         text.replace(f"={mount['mountPath']}/", f"={volume}/")
@@ -314,7 +319,7 @@ def start(
 
 
 def with_names(hosts: Hosts, host: int, file: pathlib.Path) -> list[str]:
-    """What goes before a command on a host, where names are those of a file."""
+    """Returns the words before a command on a host, where a file has the names."""
     mount = 'mount --bind "$0" /etc/hosts && exec "$@"'
     return [*hosts.before(host), "unshare", "--mount", "sh", "-c", mount, str(file)]
 

@@ -1,4 +1,4 @@
-"""examples/on_ray.py, on a Ray cluster of this machine."""
+"""Tests of examples/on_ray.py, on a Ray cluster of this machine."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ TRAINING = ("--model=mlp", "--hidden_units=8")
 def on_ray(
     folder: pathlib.Path, *flags: str, actors: tuple[str, ...] = ("--num_workers=2",)
 ) -> Iterator[subprocess.Popen[str]]:
-    """Runs the example, where it can be on a host whose ports nobody else reaches."""
+    """Runs the example, if possible on a host whose ports no other host reaches."""
     environment = {
         **processes.environment(),
-        # Ray keeps its password there, and would send statistics.
+        # Ray keeps its password in this folder. By default it sends usage statistics.
         "HOME": str(folder),
         "RAY_USAGE_STATS_ENABLED": "0",
-        # It has as many cores as it says, however many there are.
+        # Ray then assumes four cores, whatever the machine has.
         "RAY_OVERRIDE_RESOURCES": '{"CPU": 4}',
     }
     arguments = [*actors, "--", f"--run_dir={folder / 'run'}", *TRAINING, *flags]
@@ -57,7 +57,7 @@ def on_ray(
         finally:
             descendants = _descendants(process.pid)
             process.kill()
-            # Ray's own processes end when the one that started them is gone.
+            # Ray's own processes end after the process that started them.
             _, left = psutil.wait_procs(descendants, timeout=processes.PATIENCE_SECONDS)
             assert left == []
 
@@ -79,13 +79,13 @@ def test_two_actors_train_with_keras_3(tmp_path: pathlib.Path) -> None:
     assert (result["status"], result["steps"]) == ("completed", 20)
     assert result["strategy"] == "multi_worker_mirrored"
     assert result["num_replicas"] == len(result["cluster"]["worker"]) == 2
-    # Ray Train's own trainer would have brought version 2.
+    # Ray Train's own trainer would have used version 2.
     assert result["versions"]["keras"].startswith("3.")
 
 
 @pytest.mark.exhaustive
 def test_a_chief_and_servers_are_actors_too(tmp_path: pathlib.Path) -> None:
-    """And SIGTERM to the example ends all of them after a checkpoint."""
+    """SIGTERM to the example then ends all of them after a checkpoint."""
     flags = (
         *("--strategy=parameter_server", "--train_steps=1000000"),
         *("--checkpoint_every_steps=20", "--set=length.step_delay_milliseconds=10"),

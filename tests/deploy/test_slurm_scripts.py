@@ -1,4 +1,4 @@
-"""The scripts of deploy/slurm, with a stand-in for Slurm's own commands."""
+"""Tests of the scripts of deploy/slurm, with an imitation of Slurm's commands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ SCRIPTS = {
     "multi_worker": ("worker-0", "worker-1"),
     "parameter_server": ("chief-0", "ps-0", "worker-0", "worker-1"),
 }
-# Ports follow from them, and other runs of this file have others.
+# Ids of jobs, which determine ports. They begin at the process id, so that other runs
+# of this file have other ports.
 JOBS = itertools.count(os.getpid())
 TRAINING = ("--model=mlp", "--hidden_units=8")
 
@@ -37,8 +38,8 @@ class Job:
     """A job as sbatch makes it from a script.
 
     Attributes:
-      script: its name.
-      folder: where it is submitted, with what has been asked of Slurm.
+      script: Name of the script.
+      folder: Folder from which it is submitted, which has the requests to Slurm.
     """
 
     script: str
@@ -49,7 +50,7 @@ class Job:
         return self.folder / "run"
 
     def directives(self) -> dict[str, str]:
-        """What the script asks of sbatch, by the name of the option."""
+        """Returns the options of sbatch in the script, by their name."""
         text = (FOLDER / f"{self.script}.sbatch").read_text(encoding="utf-8")
         found = re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", text, re.MULTILINE)
         assert len(found) == text.count("#SBATCH")
@@ -61,9 +62,9 @@ class Job:
         """Runs the script.
 
         Args:
-          flags: its arguments.
-          restarts: how often the job has been queued again.
-          first: folders of programs that go before all others.
+          flags: Arguments of the script.
+          restarts: Number of times that the job has been queued again.
+          first: Folders of programs that precede all others in PATH.
         """
         commands = self.folder / "bin"
         commands.mkdir(exist_ok=True)
@@ -101,11 +102,14 @@ class Job:
         }
 
     def tasks(self) -> list[int]:
-        """Process ids of the tasks that run, by their rank."""
+        """Returns the process ids of the tasks, by their rank."""
         return [int(number) for number in self._note("tasks").split()]
 
     def is_requeued(self) -> bool:
-        """Whether the job is to be queued again; asked for once."""
+        """Returns whether the job was to be queued again, and forgets the request.
+
+        There is at most one request.
+        """
         asked = self._note("requeued").split()
         (self.folder / "requeued").unlink(missing_ok=True)
         assert len(asked) < 2
@@ -143,7 +147,7 @@ SLOW = ("--checkpoint_every_steps=20", "--set=length.step_delay_milliseconds=50"
 @pytest.mark.parametrize(
     ("script", "fault"),
     [
-        # Slurm's own, a minute before the time is up, to the script alone.
+        # Slurm sends this signal a minute before the time is up, to the script alone.
         ("multi_worker", "SIGTERM to the script"),
         further("parameter_server", "SIGTERM to the script"),
         further("multi_worker", "SIGKILL to the last task"),
@@ -180,7 +184,7 @@ def test_a_job_that_is_queued_again_goes_on(
 
 
 def python_that(folder: pathlib.Path, does: str) -> pathlib.Path:
-    """A folder with a program `python` that runs some shell commands instead."""
+    """Makes a folder with a program `python` that runs shell commands instead."""
     folder.mkdir()
     path = folder / "python"
     path.write_text(f"#!/bin/sh\n{does}\n", "utf-8")
@@ -188,7 +192,7 @@ def python_that(folder: pathlib.Path, does: str) -> pathlib.Path:
     return folder
 
 
-# By the rank of a task.
+# A task ends with the exit code at its rank.
 ENDS_WITH = "set -- {codes}\nshift $SLURM_PROCID\nexit $1"
 ENDS_LATE = """
 signals=0
@@ -202,8 +206,8 @@ exit 143
 
 
 # Exit codes of the first tasks, restarts so far, and whether the job is queued again.
-# The last are srun's own for a task that the kernel has killed: signal 9, and a lack of
-# memory. docs/reliability.md has what the others mean.
+# 137 and 253 are srun's codes for a task that the kernel has killed, by signal 9 and
+# for lack of memory. docs/reliability.md explains the others.
 ENDINGS = {
     "done": ((0, 0), 0, False),
     "bug": ((ExitCode.BUG,), 0, False),
@@ -242,7 +246,7 @@ def test_only_what_may_help_is_done_again(
 def test_a_second_sigterm_does_not_end_the_wait(
     script: str, tmp_path: pathlib.Path
 ) -> None:
-    """Slurm sends another when the time is up, and the tasks may still be saving."""
+    """Slurm sends a second when the time is up, and the tasks may still be saving."""
     job = Job(script, tmp_path)
     first = python_that(tmp_path / "first", ENDS_LATE)
     number = len(SCRIPTS[script])
@@ -258,7 +262,7 @@ def test_a_second_sigterm_does_not_end_the_wait(
         done = processes.end_of(process)
     assert done.returncode == ExitCode.TERMINATED, done.stderr
     assert job.is_requeued()
-    # A task that finds the requeue has been asked for does not write this.
+    # A task writes this only if the script has not yet requested the requeue.
     assert count("ended") == number
 
 
@@ -267,8 +271,9 @@ def test_sbatch_is_asked_for_what_the_scripts_rely_on() -> None:
         asked = Job(script, FOLDER).directives()
         assert int(asked["nodes"]) * int(asked["ntasks-per-node"]) == len(tasks)
         assert "requeue" in asked
-        # To the script alone, and long before the end: a checkpoint takes up to 10 s.
+        # B means the script alone. The signal comes long before the end, because a
+        # checkpoint takes up to 10 s.
         assert re.fullmatch(r"B:TERM@\d+", asked["signal"])
         assert int(asked["signal"].partition("@")[2]) >= 30
-        # Or a job that is queued again would erase what it has printed.
+        # Otherwise a job that is queued again would erase its earlier output.
         assert asked["open-mode"] == "append"

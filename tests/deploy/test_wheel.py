@@ -1,4 +1,4 @@
-"""The wheel: everything below one name, working from any folder."""
+"""Checks that the wheel has one package, which works from any folder."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_it_is_small_and_has_one_package_and_a_licence(wheel: pathlib.Path) -> N
 
 @pytest.mark.slow
 def test_no_module_names_what_a_user_may_have(wheel: pathlib.Path) -> None:
-    """Neither in a statement nor in a string that is the name of a module."""
+    """Imports and strings name no module that a user may have."""
     found = {
         f"{name}: {text}"
         for name, module in modules_of(wheel)
@@ -70,7 +70,7 @@ def names_of_modules(module: ast.Module) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             yield node.module or ""
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            # A package alone is a word as well.
+            # The name of a package alone may be an ordinary word.
             yield node.value if "." in node.value else ""
 
 
@@ -78,11 +78,11 @@ def names_of_modules(module: ast.Module) -> Iterator[str]:
 def installed(
     wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
 ) -> pathlib.Path:
-    """Folder of the programs of an environment with the wheel."""
+    """Makes an environment with the wheel; returns the folder of its programs."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     programs = folder / "bin"
-    # Its dependencies are those of this environment.
+    # The environment uses the dependencies that are installed for the tests.
     (packages,) = folder.glob("lib/python*/site-packages")
     (packages / "tests.pth").write_text(sysconfig.get_path("purelib"))
     install = ["install", "--quiet", "--no-deps", "--no-index", str(wheel)]

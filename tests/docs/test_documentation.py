@@ -1,4 +1,4 @@
-"""Tables, names, paths, links, commands and output in the documents."""
+"""Checks of tables, names, paths, links, commands and output in the documents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from trainers.config.groups import GROUPS, all_fields
 from trainers.config.model import ModelConfig
 from trainers.inputs.sources import ArraySource, Data
 
-# Pages that are tested elsewhere, or are made of docstrings.
+# Other files test the first page, and the second one is made of docstrings.
 OTHER_PAGES = {"docs/add_a_strategy.md", "docs/reference.md"}
 
 PAGES = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
@@ -35,12 +35,12 @@ DOCUMENTS = (
     *sorted(PAGES - OTHER_PAGES),
 )
 
-# Flags of other programs: tensorboard, ruff, uv, srun, examples/on_ray.py, docker; of
-# TensorFlow 1 texts.
+# Flags of other programs: tensorboard, ruff, uv, srun, examples/on_ray.py, docker, and
+# programs in texts about TensorFlow 1.
 FOREIGN_FLAGS = {"logdir", "host", "check", "upgrade", "ntasks", "distribution", "gpus"}
 FOREIGN_FLAGS |= {"address", "file", "tag"}
 FOREIGN_FLAGS |= {"job_name", "task_index", "num_gpus"}
-# Of the commands in benchmarks/ and tests/fault_injection/.
+# Flags of the commands in benchmarks/ and tests/fault_injection/.
 FOREIGN_FLAGS |= {"only", "pairs", "list", "record"}
 
 # The reader of docs/own_models.md writes this file.
@@ -55,12 +55,12 @@ def text_of(document: str) -> str:
 
 
 def blocks(document: str, language: str) -> list[str]:
-    """The fenced blocks of one language."""
+    """Returns the fenced blocks of one language."""
     return re.findall(rf"^```{language}\n(.*?)^```$", text_of(document), re.M | re.S)
 
 
 def code_of(document: str) -> list[str]:
-    """Every piece of code: the content of fenced blocks and of `spans`."""
+    """Returns every piece of code: the content of fenced blocks and of `spans`."""
     text = text_of(document)
     fence = r"^```\w*\n(.*?)^```$"
     outside = re.sub(fence, "", text, flags=re.M | re.S)
@@ -68,7 +68,7 @@ def code_of(document: str) -> list[str]:
 
 
 def section(document: str, heading: str) -> str:
-    """From a heading to the next one of any level."""
+    """Returns the text from a heading to the next heading of any level."""
     (found,) = re.findall(
         rf"^#+ {re.escape(heading)}\n(.*?)(?=^#+ |\Z)", text_of(document), re.M | re.S
     )
@@ -76,7 +76,7 @@ def section(document: str, heading: str) -> str:
 
 
 def table_rows(text: str) -> list[list[str]]:
-    """The cells of the first table in a text, without its header."""
+    """Returns the cells of the first table in a text, without its header."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
@@ -86,7 +86,7 @@ def spans(cell: str) -> list[str]:
 
 
 def strategies_table() -> str:
-    """The README's table, from what strategies declare about themselves."""
+    """Returns the README's table, made from the declarations of strategies."""
     header = (
         "`--strategy`",
         "what it does",
@@ -141,7 +141,7 @@ def test_every_flag_exists(document: str) -> None:
 
 @pytest.mark.parametrize("document", PRESENT)
 def test_every_setting_of_a_group_exists(document: str) -> None:
-    """In `--set=group.name=value` and in `group.name`, by which a setting is named."""
+    """Documents write settings as `--set=group.name=value` and as `group.name`."""
     text = text_of(document)
     for group, name in re.findall(r"--set=([a-z]\w*)\.(\w+)=", text):
         assert (group, name) in GROUPED or group == "group", f"{group}.{name}"
@@ -149,7 +149,7 @@ def test_every_setting_of_a_group_exists(document: str) -> None:
         if name in all_fields() and field_types(all_fields()[name][0])[name][0] is bool:
             assert value in ("true", "false"), f"{name}={value}"
     for group, name in re.findall(rf"`({'|'.join(GROUPS)})\.(\w+)`", text):
-        # `comparison.json` and the like are files.
+        # A name such as `comparison.json` is a file.
         if name in all_fields():
             assert (group, name) in GROUPED, f"{group}.{name}"
 
@@ -158,11 +158,11 @@ GROUPED = {(group.group, name) for name, (group, _) in all_fields().items()}
 
 
 def test_every_choice_of_a_flag_that_is_given_exists() -> None:
-    """The words after --strategy=, --model= and the like in commands."""
+    """The test reads the words after flags with choices, such as --strategy=."""
     for document in DOCUMENTS:
         for name, value in re.findall(r"--(\w+)=([a-z][\w:.]*\w)", text_of(document)):
             field = all_fields()[name][1] if name in all_fields() else None
-            # Capital letters stand for what is to be put there.
+            # NAME stands for a name that the reader inserts.
             if field is None or not field.metadata["choices"] or "NAME" in value:
                 continue
             why_not = field.metadata["why_not"]
@@ -226,7 +226,7 @@ def anchors_of(text: str) -> set[str]:
 
 
 def test_tensorboard_is_suggested_on_this_machine_only() -> None:
-    """Wherever it is written how to start it."""
+    """The test looks at every command that starts TensorBoard."""
     code = [path for p in ("strategies", "trainers") for path in (ROOT / p).rglob("*")]
     files = [path for path in code if path.suffix in (".py", ".j2")]
     files += [ROOT / document for document in DOCUMENTS]
@@ -279,7 +279,7 @@ def test_versions_for_gpus_are_those_of_the_lock() -> None:
 
 
 def requirements_of_pyproject() -> dict[str, set[str]]:
-    """The versions that pyproject.toml names for each package, gpu apart."""
+    """Returns the versions that pyproject.toml names for each package, without gpu."""
     found: dict[str, set[str]] = {}
     listed = re.findall(
         r"^ +\"([\w-]+)(?:>=|==)([^\";]+?)(?: *;[^\"]*)?\"",
@@ -317,7 +317,7 @@ def test_the_model_of_own_models_builds() -> None:
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A clone that looks installed: its .venv runs this interpreter."""
+    """Makes a folder that looks like an installed clone, with this interpreter."""
     folder = tmp_path_factory.mktemp("clone")
     for name in (
         *("Makefile", "pyproject.toml", "requirements"),
@@ -340,7 +340,7 @@ def run_in(folder: pathlib.Path, script: str) -> str:
     done = subprocess.run(
         ["sh", "-e", "-c", script],
         cwd=folder,
-        # Should make want to install after all, pip finds nothing and says so.
+        # If make tries to install a package, pip finds nothing and fails.
         env={**environment, "PIP_NO_INDEX": "1"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -354,7 +354,7 @@ def run_in(folder: pathlib.Path, script: str) -> str:
 
 @pytest.fixture(scope="module")
 def printed(workspace: pathlib.Path) -> str:
-    """What the commands of BUILD.md print that are marked to be run."""
+    """Returns the output of the commands of BUILD.md that are marked to be run."""
     marked = r"^<!-- run -->\n\n```sh\n(.*?)^```$"
     scripts = re.findall(marked, text_of("BUILD.md"), re.M | re.S)
     assert len(scripts) == text_of("BUILD.md").count("<!-- run -->")
@@ -373,7 +373,7 @@ def test_the_commands_of_build_work(printed: str, workspace: pathlib.Path) -> No
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_output_in_the_readme_looks_like_the_real_one(printed: str) -> None:
-    """Line by line, numbers and names of folders aside; the devices may be others."""
+    """The test compares lines without numbers and names of folders, or devices."""
     real = {shape_of(line) for line in printed.splitlines()}
     shown = blocks("README.md", "text")[0].splitlines()
     assert len(shown) >= 8
@@ -402,7 +402,7 @@ def test_the_fields_of_result_json_are_all_explained(
     assert {field.split(".")[0] for field in explained} == set(result)
     for group in ("final", "throughput"):
         parts = {f.split(".")[1] for f in explained if f.startswith(f"{group}.")}
-        # One row stands for all further metrics: `eval_<metric>`.
+        # The row `eval_<metric>` stands for all other metrics.
         assert {part for part in parts if "<" not in part} == set(result[group])
     words = spans(section("docs/reading_a_run.md", "result.json"))
     for group in ("seconds", "communication"):
@@ -426,7 +426,7 @@ def test_the_fields_of_metrics_and_the_tags_are_all_explained(
 
 
 def test_the_installing_commands_install_the_locks(workspace: pathlib.Path) -> None:
-    """Dry runs, in which the first lock is newer than what is installed."""
+    """They are dry runs, in which the first lock is newer than the environment."""
     (commands,) = re.findall(
         r"```sh\n(.*?)```", section("BUILD.md", "Installing"), re.S
     )

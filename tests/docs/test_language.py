@@ -1,4 +1,4 @@
-"""Plain English in docstrings and documents: counts that may only fall."""
+"""Counts of breaks of the language rules in docstrings and documents."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ LIMITS = {
 
 CLAUSE = r"what|how|which|whether|who|whom|whose|where|when|why"
 PREPOSITION = r"of|by|to|from|at|in|until|for|with|on|over|into|if|as"
-# First word of a docstring: neither a clause nor a preposition.
+# A docstring may open neither with a clause nor with a preposition.
 OPENING = re.compile(
     rf"(?:{CLAUSE}|{PREPOSITION}|after|before|between|without|so)\b|the same\b", re.I
 )
-# First word of an entry of Args, Attributes or Raises: it names a thing instead.
+# An entry of Args, Attributes or Raises may not open so either: it names a thing.
 FRAGMENT = re.compile(rf"(?:{CLAUSE}|{PREPOSITION}|that|likewise|see|told)\b")
 ENTRY = re.compile(r"^ {2,}\*{0,2}\w+: (.*)$", re.M)
 PHRASE = re.compile(
@@ -56,7 +56,7 @@ def documents() -> Iterator[tuple[str, str]]:
 
 
 def places(rule: str, part: str) -> list[str]:
-    """Returns each place in a part that breaks a rule, with the words that do."""
+    """Returns each place in a part that breaks a rule, with the words that break it."""
     found = []
     for place, text in documents() if part == "documents" else docstrings(part):
         if rule == "opening":

@@ -1,4 +1,4 @@
-"""The documentation is a site: every page is there, and every link leads somewhere."""
+"""Checks that the site has every page, and that every link leads to a page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainers.inputs.sources import ArraySource
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """Built as `make docs` does, by its own commands, in a copy made of links."""
+    """Builds the site by the commands of `make docs`, in a copy made of links."""
     folder = tmp_path_factory.mktemp("project")
     for path in ROOT.iterdir():
         if not path.name.startswith(".") and path.name != "build":
@@ -41,7 +41,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    # Strict: a link that leads nowhere is a warning, and a warning an error.
+    # The build is strict: a link that leads nowhere is a warning, which is an error.
     assert "WARNING" not in done.stderr
     return folder / "build" / "site"
 
@@ -64,7 +64,7 @@ def test_the_reference_has_the_docstrings(site: pathlib.Path) -> None:
 
 
 def test_pages_bring_their_scripts_and_styles(site: pathlib.Path) -> None:
-    """Drawings aside: the theme's own script fetches Mermaid when it meets one."""
+    """Drawings are an exception: the theme's script fetches Mermaid for a drawing."""
     outside = re.compile(r"<(?:script|link)[^>]+(?:src|href)=\"(https?:[^\"]+)")
     pages = list(site.rglob("*.html"))
     found = [outside.findall(page.read_text(encoding="utf-8")) for page in pages]

@@ -1,4 +1,4 @@
-"""The page that adds a strategy is followed, in a copy of the project made of links."""
+"""Checks the page that adds a strategy, in a copy of the project made of links."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """With the files of the page where it says."""
+    """Makes a copy of the project with the files of the page at their paths."""
     folder = tmp_path_factory.mktemp("project")
     for name in ("models", "trainers", "benchmarks", "docs"):
         (folder / name).symlink_to(processes.ROOT / name)
@@ -68,7 +68,7 @@ def test_it_trains_by_the_command_of_the_page(project: pathlib.Path) -> None:
     result = processes.result_of(project / "runs" / "vote")
     assert result["strategy"] == "majority_vote"
     assert result["num_replicas"] == 3
-    # Ten classes: a guess is right in a tenth.
+    # There are ten classes, so a guess has an accuracy of 0.1.
     assert result["final"]["eval_accuracy"] > 0.8
     bytes_sent = result["communication"]["bytes_per_step_per_replica"]
     assert bytes_sent == 2 * 53_002 * 4 // 32

@@ -1,4 +1,4 @@
-"""The network of the tutorial, against the operations that the tutorial calls."""
+"""Tests of the tutorial's network against the operations that the tutorial calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make_model(dropout: float = 0.0) -> keras.Model:
 
 
 def as_in_the_tutorial(model: keras.Model, images: tf.Tensor) -> tf.Tensor:
-    """`inference` of the tutorial, with the model's weights."""
+    """Returns the logits of the tutorial's `inference`, with the model's weights."""
     w = {
         variable.path: tf.convert_to_tensor(variable.value)
         for variable in model.weights
@@ -54,8 +54,8 @@ def test_logits_are_those_of_the_tutorial() -> None:
     model = make_model()
     images = tf.random.stateless_normal([4, 24, 24, 3], [1, 2])
     expected = as_in_the_tutorial(model, images)
-    assert np.ptp(expected) > 0.01, "the logits say nothing"
-    # Single precision, added up in another order.
+    assert np.ptp(expected) > 0.01, "the logits are nearly equal, which shows nothing"
+    # Sums in single precision are in another order.
     np.testing.assert_allclose(model(images), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -73,8 +73,8 @@ def test_weights_are_as_many_and_begin_as_in_the_tutorial() -> None:
     biases = {"conv1": 0, "conv2": 0.1, "local3": 0.1, "local4": 0.1}
     for name, deviation in deviations.items():
         kernel, bias = model.get_layer(name).weights
-        # Drawn again beyond two deviations, which leaves 0.88 of the deviation. There
-        # are at least 1,920 numbers, so that 10 % is six standard errors.
+        # Numbers beyond two deviations are drawn again, which leaves 0.88 of the
+        # deviation. There are at least 1,920 numbers, so 10 % is six standard errors.
         assert np.std(kernel) == pytest.approx(0.88 * deviation, rel=0.1)
         assert np.abs(kernel).max() <= 2 * deviation
         np.testing.assert_array_equal(bias, np.float32(biases.get(name, 0)))

@@ -1,4 +1,4 @@
-"""--model=keras:NAME: which names there are, what they make and what they refuse."""
+"""Tests of --model=keras:NAME: the names, their models, and their refusals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainers.run_dir.run_dir import default_path
 
 
 def exported() -> list[str]:
-    """What Python finds after the import that the catalogue does without."""
+    """Returns the classifiers that an import of keras.applications shows."""
     found = vars(keras.applications).items()
     return sorted(name for name, v in found if isinstance(v, types.FunctionType))
 
@@ -59,7 +59,7 @@ def test_a_classifier_has_the_classes_of_the_data_and_new_weights() -> None:
     model = build("MobileNetV2", (32, 32, 3))
     logits = model(np.random.default_rng(0).normal(size=[4, 32, 32, 3]) * 50)
     assert logits.shape == (4, 7)
-    # Probabilities would not be negative, and would add up to one.
+    # Probabilities, in contrast to logits, would not be negative.
     assert float(np.min(logits)) < 0
     assert build("MobileNetV2", (32, 32, 1)).input_shape == (None, 32, 32, 1)
 

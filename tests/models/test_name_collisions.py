@@ -1,4 +1,4 @@
-"""Modules of a user that this project's packages would hide."""
+"""Checks that modules of a user which this project's packages hide are refused."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def test_a_hidden_module_is_refused(
 @pytest.mark.parametrize(
     "files",
     [
-        # Nothing imports it.
+        # No module imports the hidden module.
         {"train": "import numpy", "models": ""},
-        # This project's packages are there to be imported.
+        # A user may import this project's packages.
         {"train": "import trainers"},
         # Relative imports find their own package.
         {"train": "import net", "net__in__a": "from . import models"},
@@ -52,7 +52,7 @@ def test_a_hidden_module_is_refused(
 def test_other_programs_are_not_refused(
     tmp_path: pathlib.Path, files: dict[str, str]
 ) -> None:
-    # Trained models are often kept in such a folder.
+    # Users often keep trained models in a folder of this name.
     (tmp_path / "models").mkdir()
     check_names(_write(tmp_path, **files), "--script=train.py")
 
