@@ -433,7 +433,7 @@ def test_a_variable_that_was_made_anew_is_the_strategys() -> None:
 
 
 def test_clocks_are_read_in_the_order_they_were_made() -> None:
-    """TensorFlow orders them across devices: so a pipeline's clock has a variable."""
+    """TensorFlow orders them across devices, so a pipeline's clock reads a variable."""
     variable = tf.Variable(0.0)
 
     @tf.function(autograph=False)

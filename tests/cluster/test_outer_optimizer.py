@@ -34,7 +34,7 @@ def test_workers_do_what_replicas_of_one_process_do(tmp_path: pathlib.Path) -> N
     one_process = ("--strategy=parameter_averaging", "--num_replicas=2")
     train(one, *one_process, *SMALL, *NESTEROV, "--train_steps=23")
     train(run, *WORKERS, "--num_workers=2", *SMALL, *NESTEROV, "--train_steps=8")
-    # A kernel has an anchor and an outer momentum, besides its copies and momenta.
+    # A kernel has an anchor and an outer momentum, in addition to copies and momenta.
     kept = variables_of(run, 8, "replicas").values()
     assert len([values for values in kept if values.shape == (8, 10)]) == 2
     assert len([values for values in kept if values.shape == (2, 8, 10)]) == 2

@@ -265,7 +265,7 @@ def test_what_is_lost_at_the_end_is_not_missed(tmp_path: pathlib.Path) -> None:
 def test_servers_are_not_waited_for_when_no_chief_is_left_to_dismiss_them(
     tmp_path: pathlib.Path, waited: list[tuple[float, set[str]]]
 ) -> None:
-    """SIGTERM to the launcher ends the chief before it trains, so servers wait."""
+    """SIGTERM to the launcher ends the chief before it trains and can dismiss them."""
     deeds: Deeds = {"chief-0": ["wait"], "worker-0": ["wait"], "ps-0": ["wait"]}
     cluster = Cluster(tmp_path, deeds, serving=("worker", "ps"))
     timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM))

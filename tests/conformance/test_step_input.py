@@ -128,7 +128,7 @@ def test_a_slow_step_is_not_taken_for_input() -> None:
 
 
 def test_no_step_waits_for_less_than_no_time() -> None:
-    """Most calls began with a wait of -30 to -170 microseconds, and some with less."""
+    """Most calls began with -30 to -170 microseconds, and some with milliseconds."""
     loop = Loop(num_calls=200)
     outcomes = [loop.call() for _ in range(200)]
     assert min(outcome.first_wait_seconds for outcome in outcomes) >= 0

@@ -33,7 +33,7 @@ def on_ray(
         # Ray keeps its password in this folder. By default it sends usage statistics.
         "HOME": str(folder),
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Ray then assumes four cores, whatever the machine has.
+        # Ray then assumes four cores, with any number in the machine.
         "RAY_OVERRIDE_RESOURCES": '{"CPU": 4}',
     }
     arguments = [*actors, "--", f"--run_dir={folder / 'run'}", *TRAINING, *flags]

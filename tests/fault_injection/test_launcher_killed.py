@@ -1,4 +1,4 @@
-"""Checks that tasks end with their launcher, at whatever moment it is killed."""
+"""Checks that tasks end with a launcher that is killed at any moment."""
 
 from __future__ import annotations
 

@@ -118,12 +118,12 @@ def test_paths_of_data_are_taken_from_flags(
 ) -> None:
     tampering.configured(**PATHS[name])(run, folder / "outside")
     line = refusal(capfd, "--mode=evaluate", "--run_dir=run")
-    told = f"add --dataset=tfrecord --data_path={folder}/outside/precious.txt"
-    assert told in line
+    advice = f"add --dataset=tfrecord --data_path={folder}/outside/precious.txt"
+    assert advice in line
     assert name in line
     _, _, flags_to_add = line.partition(": add ")
     given = [word for word in flags_to_add.split() if word.startswith("--")]
-    # As it says: now the user has named the file, and what is wrong is what it holds.
+    # With the advised flags the user has named the file, whose content is then refused.
     line = refusal(capfd, "--mode=evaluate", "--run_dir=run", *given)
     assert line.startswith(f"error: {folder}/outside/precious.txt: record 0 at byte 0")
 

@@ -18,7 +18,7 @@ from tests.fault_injection.continuation import SMALL
 from tests.fault_injection.scenario import Scenario
 
 STRATEGIES = ("multi_worker_mirrored", "parameter_server")
-# From the first line of Python to some seconds of training.
+# The launcher is killed between its first line of Python and some seconds of training.
 LATEST_SECONDS = 12.0
 
 _PATIENCE_SECONDS = 60.0

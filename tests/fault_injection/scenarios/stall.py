@@ -46,7 +46,7 @@ def spans(self, *arguments):
         step = tf.numpy_function(sleeps_in_the_input, [batch.step], tf.int64)
         return batch._replace(step=tf.ensure_shape(step, []))
 
-    # Of one step each, as those of large examples are.
+    # Spans have one step each, as with large examples.
     return whole(self, *arguments).unbatch().map(slowed).batch(1)
 
 whole, SourceBatches.spans = SourceBatches.spans, spans

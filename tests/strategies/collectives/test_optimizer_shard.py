@@ -68,7 +68,7 @@ OWN = (Adam, AdamW, Adagrad)
 def test_parts_of_all_workers_are_the_whole_update(
     kind: type[keras.optimizers.Optimizer], num_workers: int
 ) -> None:
-    """With weight decay, exclusions from it, a moving average, and a constraint."""
+    """The update has weight decay with exclusions, a moving average and a constraint."""
     expected = made_weights()
     reference = built(kind, expected)
     assert updates_each_element(reference)

@@ -183,7 +183,7 @@ def test_of_missing_gpus_the_others_are_used_if_that_was_allowed(
     assert devices_of(soft) == ["/device:GPU:0"]
 
 
-# Limits of their memory
+# Limits of the memory of GPUs
 
 
 class Driver:
@@ -329,7 +329,7 @@ def test_devices_are_listed_for_every_strategy(
     assert max(map(len, printed.splitlines())) <= 80
 
 
-# Training on them
+# Training on chosen devices
 
 
 @NO_GPU
