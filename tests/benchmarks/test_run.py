@@ -119,7 +119,7 @@ def test_the_newest_result_of_a_subject_is_shown(tmp_path: pathlib.Path) -> None
 
 
 def test_the_pages_are_those_of_the_recorded_results() -> None:
-    """If this fails, `python -m benchmarks.record` writes the pages again."""
+    """`python -m benchmarks.record` writes the pages again."""
     page = (record.RESULTS / "README.md").read_text(encoding="utf-8")
     assert page == record.page()
     document = record.DOCUMENT.read_text(encoding="utf-8")

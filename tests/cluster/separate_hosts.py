@@ -50,7 +50,7 @@ class Hosts:
         self._set_port(host, "up")
 
     def processes(self, host: int) -> list[int]:
-        """Returns the ids of the processes on a host, except the one that holds it."""
+        """Returns the ids of the processes on a host, except its holder."""
         holder = self.holders[host].pid
         network = os.readlink(f"/proc/{holder}/ns/net")
         found = []

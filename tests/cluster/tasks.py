@@ -149,7 +149,7 @@ def cluster(
 
 @contextlib.contextmanager
 def running(tasks: Tasks, absent: tuple[str, ...] = ()) -> Iterator[Tasks]:
-    """Starts every task except the absent ones, and kills those that run afterwards."""
+    """Starts every task except the absent ones, and kills all at the end."""
     try:
         for name in Cluster(addresses=tasks.addresses).tasks():
             if name not in absent:

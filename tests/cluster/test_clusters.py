@@ -129,8 +129,8 @@ def test_same_training_as_one_device(
         == (result_of(reference)["initial_weights_sha256"])
     )
     logs = [path.read_text("utf-8") for path in (tmp_path / "run/logs").iterdir()]
-    told = [text for text in logs if "placement of operations" in text]
-    assert len(told) == ("--log_device_placement" in CLUSTERS[cluster])
+    placements = [text for text in logs if "placement of operations" in text]
+    assert len(placements) == ("--log_device_placement" in CLUSTERS[cluster])
 
 
 # Each strategy continues the run of the strategy before, and five of its steps are

@@ -126,7 +126,7 @@ def sending(running: Running, pairs: Sequence[tuple[str, str]]) -> Iterator[None
             started.append(running.on(receiver, RECEIVE, port))
             started.append(running.on(sender, SEND, running.hosts[receiver], port))
         before = running.counters()
-        # After a megabyte TCP's slow start is over.
+        # A megabyte is more than the first messages of TCP.
         while not all(
             running.counters()[sender, "sent"] - before[sender, "sent"] > 1 << 20
             for sender, _ in pairs

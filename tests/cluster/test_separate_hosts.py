@@ -110,7 +110,7 @@ def assert_as_on_one_host(tasks: Tasks, strategy: str) -> None:
     assert result["weights_sha256"] == expected["weights_sha256"]
 
 
-def said(tasks: Tasks, name: str) -> list[str]:
+def error_lines_of(tasks: Tasks, name: str) -> list[str]:
     """Returns the lines of a task's standard error, without the warning of the flag."""
     lines = tasks.started[name].error_lines()
     return [line for line in lines if not line.startswith(f"warning: {ALLOWED}: ")]
@@ -126,7 +126,7 @@ def test_the_weights_are_those_of_one_host(
         hosts.tasks(*SYNCHRONOUS[strategy], *TRAINING) as tasks,
     ):
         assert_as_on_one_host(tasks, strategy)
-        assert not any(said(tasks, name) for name in tasks.started)
+        assert not any(error_lines_of(tasks, name) for name in tasks.started)
         hosts.assert_no_process_is_left()
 
 
@@ -153,11 +153,11 @@ def test_the_run_ends_and_goes_on_when_the_host_is_back(
             hosts.cut_off(cut)
             assert tasks.exit_codes() == dict.fromkeys(tasks.started, LOST)
             for name in tasks.started:
-                last = said(tasks, name)[-1]
+                last = error_lines_of(tasks, name)[-1]
                 assert last.startswith("error: "), name
                 assert last.endswith("--resume=auto to continue the run."), name
             if cut != CHIEFS[strategy]:
-                assert f"{cut} at " in said(tasks, CHIEFS[strategy])[-1]
+                assert f"{cut} at " in error_lines_of(tasks, CHIEFS[strategy])[-1]
             hosts.assert_no_process_is_left()
         hosts.connect(cut)
         with hosts.tasks(*flags, "--resume=auto") as tasks:
@@ -191,7 +191,7 @@ def test_others_go_on_without_a_worker_and_with_it_again(
         codes = dict.fromkeys(tasks.started, 128 + signal.SIGTERM)
         assert tasks.exit_codes() == codes
         # The chief printed one line about the loss and one about the return.
-        assert len(said(tasks, "chief-0")) == 2
+        assert len(error_lines_of(tasks, "chief-0")) == 2
         result = result_of(tasks.run_dir)
         assert checkpoints_of(tasks.run_dir)[-1] == f"step-{result['steps']:08d}"
         assert result["attempted_steps"] >= result["steps"]
@@ -200,7 +200,7 @@ def test_others_go_on_without_a_worker_and_with_it_again(
 
 def wait_for_line(tasks: Tasks, line: str) -> None:
     warning = f"warning: {line}"
-    tasks.wait_until(lambda: warning in said(tasks, "chief-0"), line)
+    tasks.wait_until(lambda: warning in error_lines_of(tasks, "chief-0"), line)
 
 
 def wait_for_steps(tasks: Tasks) -> None:
@@ -225,7 +225,7 @@ def test_nobody_minds_a_cable_that_is_out_for_a_moment(
         time.sleep(2)
         hosts.connect("worker-1")
         assert_as_on_one_host(tasks, strategy)
-        assert said(tasks, CHIEFS[strategy]) == []
+        assert error_lines_of(tasks, CHIEFS[strategy]) == []
 
 
 @pytest.mark.exhaustive
@@ -245,4 +245,4 @@ def test_an_evaluator_waits_for_a_silent_chief_as_long_as_the_others(
         time.sleep(8)
         hosts.connect("evaluator-0")
         assert_as_on_one_host(tasks, strategy)
-        assert said(tasks, "evaluator-0") == []
+        assert error_lines_of(tasks, "evaluator-0") == []

@@ -171,7 +171,7 @@ def test_a_job_called_chief_trains_with_the_workers(tmp_path: pathlib.Path) -> N
 def test_every_task_of_a_complete_run_that_is_resumed_ends_with_0(
     tmp_path: pathlib.Path,
 ) -> None:
-    """At the second start only the chief can know that no step is left."""
+    """Only the chief can know at the second start that no step is left."""
     flags = (*SMALL, "--train_steps=20")
     for resume in ((), ("--resume=auto",)):
         with started(tmp_path, "multi_worker_mirrored", *flags, *resume) as tasks:

@@ -32,7 +32,7 @@ def test_it_trains_the_same_in_as_much_memory(
     )
     assert warm["weights_sha256"] == cold["weights_sha256"]
     assert warm["final"] == cold["final"]
-    # The tasks start three seconds later, after the imports of the template.
+    # Forked tasks start three seconds later, after the imports of the template.
     assert warm["seconds"]["startup"] < cold["seconds"]["startup"]
     for task, peak in cold["peak_memory_mib"].items():
         # The peaks differed by 1 and 2 %; without a correction, by 40 %.

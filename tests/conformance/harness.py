@@ -152,7 +152,7 @@ class Subject:
 
         Args:
           config: Settings of the run.
-          spec: Model in place of the one that the settings name.
+          spec: Model in place of the model of the settings.
         """
         strategy = create_strategy(config, Cluster())
         if spec is None:

@@ -622,7 +622,7 @@ def main() -> int:
 
 
 def record(tests: Mapping[str, str | None]) -> None:
-    """Replaces the recorded results of some mutations, and drops those of unknown ones.
+    """Replaces the recorded results of some mutations, and drops unknown mutations.
 
     Args:
       tests: First test that failed, by the name of the mutation; None if none did.

@@ -51,7 +51,7 @@ class Calling(keras.layers.Layer):
             return tf.identity(inputs)
 
 
-def calling(function: Callable[[], None], towers: int) -> TrainingParts:
+def assemble_calling(function: Callable[[], None], towers: int) -> TrainingParts:
     return assemble_custom(
         "tower",
         towers,
@@ -91,7 +91,7 @@ def test_a_single_tower_is_one_device(update: str) -> None:
 def test_every_batch_is_computed_once_and_every_update_counted(towers: int) -> None:
     """The sums are in the order of the steps, whichever tower computes them."""
 
-    def made(strategy: str, replicas: int, **settings: object) -> TrainingParts:
+    def assembled(strategy: str, replicas: int, **settings: object) -> TrainingParts:
         return assemble_custom(
             strategy,
             replicas,
@@ -104,7 +104,7 @@ def test_every_batch_is_computed_once_and_every_update_counted(towers: int) -> N
             **settings,  # type: ignore[arg-type]
         )
 
-    assembly = made("tower", towers, update="async")
+    assembly = assembled("tower", towers, update="async")
     batches = assembly.strategy.distribute(assembly.batches(0))
     calls = [
         assembly.loop_function(batches, count, observe).fetch()
@@ -120,7 +120,7 @@ def test_every_batch_is_computed_once_and_every_update_counted(towers: int) -> N
     assert int(assembly.step.numpy()) == 3031
     assert int(assembly.optimizer.iterations.numpy()) == 3031
     assert assembly.loop_function.num_traces() == 1
-    expected = steps_of(made("one_device", 1), 3031)
+    expected = steps_of(assembled("one_device", 1), 3031)
     for name in ("index", "examples"):
         got = np.concatenate([results.sums[name] for results in calls])
         np.testing.assert_array_equal(got, expected.sums[name])
@@ -143,7 +143,7 @@ def test_towers_compute_at_the_same_time_and_staleness_is_what_it_was() -> None:
     def meet() -> None:
         barrier.wait()
 
-    results = steps_of(calling(meet, towers=2), 16)
+    results = steps_of(assemble_calling(meet, towers=2), 16)
     assert results.applied_steps == 16
     assert results.staleness is not None
     assert set(np.unique(results.workers)) == {"tower-0", "tower-1"}
@@ -153,7 +153,7 @@ def test_towers_compute_at_the_same_time_and_staleness_is_what_it_was() -> None:
 
 
 def test_a_single_tower_is_never_stale() -> None:
-    results = steps_of(calling(lambda: None, towers=1), 20)
+    results = steps_of(assemble_calling(lambda: None, towers=1), 20)
     assert results.staleness is not None
     assert results.staleness.tolist() == [0] * 20
     assert set(np.unique(results.workers)) == {"tower-0"}
@@ -167,7 +167,7 @@ def test_what_fails_in_a_tower_is_raised_and_ends_the_others() -> None:
         raise ValueError("no power")
 
     with pytest.raises(tf.errors.OpError, match="no power"):
-        steps_of(calling(fail, towers=2), 1000)
+        steps_of(assemble_calling(fail, towers=2), 1000)
     assert 1 <= calls["all"] <= 2
 
 

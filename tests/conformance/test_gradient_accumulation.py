@@ -85,7 +85,7 @@ def test_same_training_as_the_whole_batch(
 
 @pytest.mark.parametrize("replayable", [further(False), True])
 def test_dropout_of_micro_batches_is_that_of_as_many_replicas(replayable: bool) -> None:
-    """24 examples are in 2 x 2 parts; replayed numbers equal those of one device."""
+    """24 examples are in 2 x 2 parts; replayed numbers are as on one device."""
 
     def outcome(strategy: str, replicas: int, micro_batches: int) -> Outcome:
         config = small_config(

@@ -102,7 +102,7 @@ SYNCHRONIZED = [
 def test_synchronized_normalization_is_the_same_training(
     strategy: str, replicas: int
 ) -> None:
-    """In one process only the replicas of mirrored can sum in the forward pass.
+    """Only the replicas of mirrored can sum in the forward pass in one process.
 
     The batches are even, because the row that a replica without examples computes on
     would count in Keras's sum over replicas.

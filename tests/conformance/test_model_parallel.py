@@ -85,7 +85,7 @@ def test_dropout_is_that_of_as_many_replicas(replayable: bool) -> None:
 def residual(data: Examples, settings: Settings) -> keras.Model:
     """Builds a model whose tensors cross several borders and have several users.
 
-    This holds for any choice of stages. One layer has state, and one that begins a
+    This holds for any choice of stages. One layer has state, and the first layer of a
     separate branch has a penalty.
     """
     inputs = keras.Input(data.input_shape, name="inputs")

@@ -193,7 +193,7 @@ def test_it_is_what_was_computed_by_hand(
 
 
 def test_every_setting_makes_a_difference() -> None:
-    """Without these differences the tests by hand could not fail."""
+    """The tests by hand could not fail without these differences."""
     assembly = linear(2)
     cases = {
         "mean": (Outer("sgd", 1.0, 0.0, as_is), TOGETHER),

@@ -70,7 +70,7 @@ def test_averaged_after_every_step_of_sgd_it_is_one_device(
 
 
 def test_averaged_less_often_it_is_another_training() -> None:
-    """Without this difference the test above could not fail; a trait declares it."""
+    """The test above could not fail without this difference, which a trait declares."""
     config = small_config(
         strategy=STRATEGY,
         num_replicas=2,
@@ -294,7 +294,7 @@ def test_a_run_goes_on_exactly_and_looking_at_it_changes_nothing(
 
 
 def test_strategies_take_each_others_checkpoints(tmp_path: pathlib.Path) -> None:
-    """With an average after every step of SGD, all parts together are one training.
+    """All parts are one training, because weights are averaged after each SGD step.
 
     Another strategy, or another number of replicas, continues from the mean; none
     continues from the separate states of the replicas.

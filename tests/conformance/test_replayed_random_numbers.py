@@ -108,7 +108,7 @@ def drawn(seed: int, num_examples: int = 1000, count: int = 1000) -> np.ndarray:
 
 
 def test_the_mask_of_an_example_is_a_golden_value() -> None:
-    """With a fixed value, a run of last year can be repeated."""
+    """The value is fixed, so that a run of last year can be repeated."""
     kept = dropped(keras.layers.Dropout(0.5), [41, 5], (24,), seed=12) != 0
     assert ["".join(map(str, row)) for row in kept.astype(int)] == [
         "010100100111011101011001",
@@ -307,12 +307,12 @@ def test_other_random_layers_are_replayed_too(
 ) -> None:
     images = np.random.default_rng(0).uniform(size=[4, 6, 6, 1]).astype(np.float32)
 
-    def made(rows: Sequence[int]) -> np.ndarray:
+    def outputs_for(rows: Sequence[int]) -> np.ndarray:
         with NUMBERS.replayed(tf.constant([10 + row for row in rows], tf.int64)):
             return layer()(images[list(rows)], training=True).numpy()
 
-    whole = made([0, 1, 2, 3])
-    np.testing.assert_allclose(made([2, 3]), whole[2:], rtol=1e-6)
+    whole = outputs_for([0, 1, 2, 3])
+    np.testing.assert_allclose(outputs_for([2, 3]), whole[2:], rtol=1e-6)
     assert (whole != images).any()
 
 

@@ -93,7 +93,7 @@ def of_one_device(
 
 
 def assert_same_training(outcome: Outcome, expected: Outcome, tolerance: float) -> None:
-    """Asserts that losses and variables equal those of another run.
+    """Asserts that two runs have equal losses and variables.
 
     Args:
       outcome: Outcome to check.
@@ -115,7 +115,7 @@ def assert_same_training(outcome: Outcome, expected: Outcome, tolerance: float) 
 def test_same_training_as_one_device(
     strategy: str, replicas: int, model: str, update: str, layout: str
 ) -> None:
-    """In double precision rounding cannot hide an error."""
+    """Rounding cannot hide an error in double precision."""
     outcome = subject(strategy, replicas, model, update, "float64").run(LAYOUTS[layout])
     assert_same_training(
         outcome,

@@ -157,7 +157,7 @@ def test_bfloat16_converts_no_more_than_the_rows_it_uses() -> None:
 def test_what_passes_over_all_rows_is_noticed(
     update: str, settings: dict[str, object]
 ) -> None:
-    """Without this the tests above could not fail."""
+    """The tests above could not fail without this."""
     assert largest_tensor(update, **settings) >= (NUM_ROWS, "")
 
 

@@ -67,7 +67,7 @@ def of_several_replicas() -> list[str]:
 def test_same_training_as_one_device(
     data: pathlib.Path, strategy: str, sharding: str
 ) -> None:
-    """With sharding by file too, all replicas of a process read the same files."""
+    """All replicas of a process read the same files, with sharding by file too."""
     alone = assembled(config_of(data, sharding))
     expected = losses(alone, 0, NUM_STEPS)
     several = assembled(config_of(data, sharding, strategy=strategy, num_replicas=3))

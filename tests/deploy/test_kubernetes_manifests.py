@@ -157,8 +157,8 @@ def test_a_job_is_tried_again_after_the_exit_codes_that_ask_for_it() -> None:
     assert actions == {"FailJob": FINAL, "Ignore": {ExitCode.TERMINATED}}
     # After a lost peer the job is tried again, but not for ever.
     assert spec["backoffLimit"] > 0
-    # podFailurePolicy requires Never: Kubernetes then makes a new pod instead of
-    # starting the container again.
+    # podFailurePolicy requires it, and a new pod has another name than a pod whose
+    # container is started again.
     assert spec["template"]["spec"]["restartPolicy"] == "Never"
     assert spec["completionMode"] == "Indexed"
     assert spec["completions"] == spec["parallelism"]
@@ -318,7 +318,7 @@ def start(
     )
 
 
-def with_names(hosts: Hosts, host: int, file: pathlib.Path) -> list[str]:
+def with_host_names(hosts: Hosts, host: int, file: pathlib.Path) -> list[str]:
     """Returns the words before a command on a host, where a file has the names."""
     mount = 'mount --bind "$0" /etc/hosts && exec "$@"'
     return [*hosts.before(host), "unshare", "--mount", "sh", "-c", mount, str(file)]
@@ -344,7 +344,10 @@ def test_pods_train_together(name: str, kind: str, tmp_path: pathlib.Path) -> No
         names.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]), "utf-8")
         started = [
             start(
-                container_of(template), given, with_names(hosts, host, names), tmp_path
+                container_of(template),
+                given,
+                with_host_names(hosts, host, names),
+                tmp_path,
             )
             for host, given in enumerate(pods.values())
         ]

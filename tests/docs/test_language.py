@@ -10,12 +10,18 @@ import pytest
 
 from tests.processes import ROOT
 
+# Folders of tests whose docstrings follow the rules. tests/trainers does not yet.
+TEST_FOLDERS = (
+    *("benchmarks", "cluster", "conformance", "deploy", "docs"),
+    *("fault_injection", "models", "strategies", "updates"),
+)
+STRICT = {"strategies": 0, "models": 0, **{f"tests/{name}": 0 for name in TEST_FOLDERS}}
 # Largest accepted number of places for each rule and part. A change may lower a number
 # and never raise it.
 LIMITS = {
-    "opening": {"strategies": 0, "models": 0, "trainers": 2},
-    "fragment": {"strategies": 0, "models": 0, "trainers": 0},
-    "phrase": {"strategies": 0, "models": 0, "trainers": 0, "documents": 0},
+    "opening": {**STRICT, "trainers": 2},
+    "fragment": {**STRICT, "trainers": 0},
+    "phrase": {**STRICT, "trainers": 0, "documents": 0},
 }
 
 CLAUSE = r"what|how|which|whether|who|whom|whose|where|when|why"

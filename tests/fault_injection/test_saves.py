@@ -42,11 +42,11 @@ def test_leftovers_go_when_a_run_begins_and_not_only_when_it_saves(
     seen = []
     save = Checkpoints.save
 
-    def looking(self: Checkpoints, state: Mapping[str, Any]) -> pathlib.Path:
+    def list_and_save(self: Checkpoints, state: Mapping[str, Any]) -> pathlib.Path:
         seen.append(names_in(folder))
         return save(self, state)
 
-    monkeypatch.setattr(Checkpoints, "save", looking)
+    monkeypatch.setattr(Checkpoints, "save", list_and_save)
     assert main([*flags[:-1], "--train_steps=2", "--resume=auto"]) == 0
     assert seen == [["step-00000001"]]
 

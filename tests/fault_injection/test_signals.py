@@ -24,7 +24,7 @@ from trainers.fault_tolerance.preemption import PreemptionSignals
 def test_all_processes_are_told_at_once_and_a_checkpoint_is_saved(
     tmp_path: pathlib.Path,
 ) -> None:
-    """As under systemd, the launcher passes on a signal that its tasks have already."""
+    """The launcher passes on a signal that its tasks have already, as under systemd."""
     stopped("multi_worker_mirrored", "group", "steps", 0.3, tmp_path)
     assert processes.result_of(tmp_path / "run")["status"] == "preempted"
 

@@ -128,7 +128,7 @@ def _assert_nothing_lost(run: pathlib.Path, seen: int) -> None:
     )
     # The chief may write the line of a step while the signalled task is in the next
     # step. In the step after that this task informs all processes.
-    assert result["steps"] <= seen + 3, f"{result['steps']} steps, told at {seen}"
+    assert result["steps"] <= seen + 3, f"{result['steps']} steps, signaled at {seen}"
 
 
 def _attempt(chosen: random.Random, folder: pathlib.Path) -> float:

@@ -137,7 +137,7 @@ def died_at_start_up(victim: str, delay: float, folder: pathlib.Path) -> Survivo
         died = time.monotonic()
         codes = tasks.exit_codes()
         seconds = time.monotonic() - died
-        # Some tasks end by signal 10, for which shells show the code 138 too.
+        # The watchdog outside of a task ends it by a signal, which shells call 138 too.
         ended = {n: 128 - code if code < 0 else code for n, code in codes.items()}
         said = f"error: {victim} at {tasks.address(victim)} was lost"
         return Survivors(ended, tasks.error_lines(), said, seconds)
