@@ -20,11 +20,11 @@ from tests.processes import ROOT, run
 RECORD_GPUS = """
 import json, os, pathlib, sys
 task = json.loads(os.environ["TF_CONFIG"])["task"]
-told = {
+resources = {
     "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
 }
 file = pathlib.Path(sys.argv[1], f"{task['type']}-{task['index']}")
-file.write_text(json.dumps(told))
+file.write_text(json.dumps(resources))
 """
 
 
@@ -45,10 +45,10 @@ def resources_of_tasks(
 
 
 def test_gpus_are_divided_among_the_tasks_that_compute(tmp_path: pathlib.Path) -> None:
-    told = resources_of_tasks(
+    resources = resources_of_tasks(
         tmp_path, {"chief": 1, "worker": 2, "ps": 1}, gpus=("0", "GPU-a", "2", "3", "4")
     )
-    assert {task: given["gpus"] for task, given in told.items()} == {
+    assert {task: given["gpus"] for task, given in resources.items()} == {
         "chief-0": "",
         "worker-0": "0,GPU-a",
         "worker-1": "2,3",
@@ -57,8 +57,8 @@ def test_gpus_are_divided_among_the_tasks_that_compute(tmp_path: pathlib.Path) -
 
 
 def test_without_gpus_nothing_is_said_of_them(tmp_path: pathlib.Path) -> None:
-    told = resources_of_tasks(tmp_path, {"worker": 1})
-    assert told["worker-0"]["gpus"] == os.environ.get("CUDA_VISIBLE_DEVICES")
+    resources = resources_of_tasks(tmp_path, {"worker": 1})
+    assert resources["worker-0"]["gpus"] == os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 def test_fewer_gpus_than_tasks_are_refused() -> None:

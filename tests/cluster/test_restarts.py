@@ -19,9 +19,9 @@ from strategies.launcher.launch_config import Plan, local_cluster
 from strategies.launcher.launcher import Launcher
 from strategies.launcher.process import LaunchedTask
 
-# A task that records each start in a file, and then does the deed that the test gives
-# for this start. The last deed is for all further starts. A number is an exit code, or
-# the negative number of a signal that ends the task.
+# A task that records each start in a file, and then does the action that the test gives
+# for this start. The last action is for all further starts. A number is an exit code,
+# or the negative number of a signal that ends the task.
 TASK = """
 import json, os, pathlib, signal, sys, time
 config = json.loads(os.environ["TF_CONFIG"])
@@ -30,21 +30,21 @@ folder = pathlib.Path(sys.argv[1])
 starts = folder / f"{task}.starts"
 count = len(starts.read_text().splitlines()) if starts.exists() else 0
 with starts.open("a") as file:
-    told = {"cluster": config["cluster"], "arguments": sys.argv[2:], "pid": os.getpid()}
-    file.write(json.dumps(told) + "\\n")
+    start = {"cluster": config["cluster"], "pid": os.getpid()}
+    file.write(json.dumps({**start, "arguments": sys.argv[2:]}) + "\\n")
 print(f"start {count}", flush=True)
-deeds = json.loads((folder / "deeds.json").read_text())[task]
-deed = deeds[min(count, len(deeds) - 1)]
-if deed == "wait":
+actions = json.loads((folder / "actions.json").read_text())[task]
+action = actions[min(count, len(actions) - 1)]
+if action == "wait":
     time.sleep(100)
-if deed == "stop":
+if action == "stop":
     os.kill(os.getpid(), signal.SIGSTOP)
-if deed == "end when another is back":
+if action == "end when another is back":
     while not any((folder / f"worker-{n}.starts").read_text().count("\\n") > 1
                   for n in (0, 1) if (folder / f"worker-{n}.starts").exists()):
         time.sleep(0.02)
     sys.exit(0)
-if deed == "miss one that is stopped":
+if action == "miss one that is stopped":
     other = folder / "worker-1.starts"
     while not other.exists() or not other.read_text().endswith("\\n"):
         time.sleep(0.02)
@@ -52,18 +52,18 @@ if deed == "miss one that is stopped":
     while pathlib.Path(f"/proc/{pid}/stat").read_text().split()[2] != "T":
         time.sleep(0.02)
     sys.exit(138)
-if deed == "end a moment after the others":
+if action == "end a moment after the others":
     while len(list(folder.glob("*.starts"))) < 2:
         time.sleep(0.02)
     time.sleep(0.3)
     sys.exit(0)
-if deed < 0:
-    os.kill(os.getpid(), -deed)
+if action < 0:
+    os.kill(os.getpid(), -action)
     time.sleep(100)
-sys.exit(deed)
+sys.exit(action)
 """
 KILLED = -signal.SIGKILL
-Deeds: TypeAlias = dict[str, Sequence[int | str]]
+Actions: TypeAlias = dict[str, Sequence[int | str]]
 
 
 class Cluster:
@@ -72,15 +72,15 @@ class Cluster:
     def __init__(
         self,
         folder: pathlib.Path,
-        deeds: Deeds,
+        actions: Actions,
         serving: Sequence[str] = (),
     ):
         self.folder = folder
         self.said: list[str] = []
         self.steps = [0]
-        (folder / "deeds.json").write_text(json.dumps(deeds))
+        (folder / "actions.json").write_text(json.dumps(actions))
         (folder / "logs").mkdir()
-        jobs = [task.partition("-")[0] for task in deeds]
+        jobs = [task.partition("-")[0] for task in actions]
         self.plan = Plan(
             command=[sys.executable, "-c", TASK, str(folder)],
             addresses=local_cluster({job: jobs.count(job) for job in jobs}),
@@ -164,12 +164,12 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, set[str]]]:
     waited: list[tuple[float, set[str]]] = []
     wait = process_group.wait_for_ends
 
-    def noting(seconds: float, tasks: Sequence[LaunchedTask]) -> None:
+    def record_and_call(seconds: float, tasks: Sequence[LaunchedTask]) -> None:
         running = {t.cluster.job for t in tasks if t.process.poll() is None}
         waited.append((seconds, running))
         wait(seconds, tasks)
 
-    monkeypatch.setattr(process_group, "wait_for_ends", noting)
+    monkeypatch.setattr(process_group, "wait_for_ends", record_and_call)
     return waited
 
 
@@ -178,11 +178,11 @@ def test_a_chief_that_was_stopped_before_it_could_tell_the_others_is_not_waited_
     job: str, tmp_path: pathlib.Path, waited: list[tuple[float, set[str]]]
 ) -> None:
     """The others would look for the chief until the start-up deadline."""
-    deeds: Deeds = {f"{job}-0": [-signal.SIGTERM], "worker-1": ["wait"]}
+    actions: Actions = {f"{job}-0": [-signal.SIGTERM], "worker-1": ["wait"]}
     if job == "chief":
-        deeds = {"chief-0": [-signal.SIGTERM], "worker-0": ["wait"], "ps-0": ["wait"]}
+        actions = {"chief-0": [-signal.SIGTERM], "worker-0": ["wait"], "ps-0": ["wait"]}
     serving = ("worker", "ps") if job == "chief" else ()
-    assert Cluster(tmp_path, deeds, serving=serving).run() == 143
+    assert Cluster(tmp_path, actions, serving=serving).run() == 143
     # The launcher needs time to notice and to end the tasks. Workers that train are
     # asked to end, which these do at once.
     seconds = sum(seconds for seconds, running in waited if running)
@@ -197,16 +197,16 @@ def test_no_restarts_at_all(tmp_path: pathlib.Path) -> None:
 
 
 UNTIL_BACK = ["end when another is back"]
-SERVED: Deeds = dict.fromkeys(("chief-0", "ps-0", "worker-0"), UNTIL_BACK)
+SERVED: Actions = dict.fromkeys(("chief-0", "ps-0", "worker-0"), UNTIL_BACK)
 
 
-@pytest.mark.parametrize("deed", [KILLED, "stop"])
+@pytest.mark.parametrize("action", [KILLED, "stop"])
 def test_a_worker_that_serves_starts_again_at_its_own_address(
-    deed: int | str, tmp_path: pathlib.Path
+    action: int | str, tmp_path: pathlib.Path
 ) -> None:
     """The launcher kills a stopped worker before it starts the worker again."""
-    deeds: Deeds = {**SERVED, "worker-1": [deed, "wait"]}
-    cluster = Cluster(tmp_path, deeds, serving=("worker", "ps"))
+    actions: Actions = {**SERVED, "worker-1": [action, "wait"]}
+    cluster = Cluster(tmp_path, actions, serving=("worker", "ps"))
     assert cluster.run() == 0
     first, second = cluster.starts("worker-1")
     assert first["cluster"] == second["cluster"]
@@ -215,7 +215,7 @@ def test_a_worker_that_serves_starts_again_at_its_own_address(
     assert cluster.said[-1] == (
         "worker-1 was lost (SIGKILL): restart 1 of 3, of this task, after step 0."
     )
-    assert len(cluster.said) == (2 if deed == "stop" else 1)
+    assert len(cluster.said) == (2 if action == "stop" else 1)
     log = (tmp_path / "logs/worker-1.log").read_text()
     assert log == "start 0\nstart 1\n"
 
@@ -224,11 +224,11 @@ def test_a_task_that_is_stopped_is_not_waited_for_when_the_others_have_missed_it
     tmp_path: pathlib.Path,
 ) -> None:
     """A stopped task cannot end by itself, and is the cause of the loss."""
-    deeds: Deeds = {
+    actions: Actions = {
         "worker-0": ["miss one that is stopped", 0],
         "worker-1": ["stop", 0],
     }
-    cluster = Cluster(tmp_path, deeds)
+    cluster = Cluster(tmp_path, actions)
     assert cluster.run(patience_seconds=60.0) == 0
     assert cluster.said == [
         "worker-1 is stopped, as by SIGSTOP, and is killed.",
@@ -240,18 +240,18 @@ def test_a_task_that_is_stopped_is_not_waited_for_when_the_others_have_missed_it
 def test_a_chief_or_a_server_takes_all_with_it(
     lost: str, tmp_path: pathlib.Path
 ) -> None:
-    deeds: Deeds = {
+    actions: Actions = {
         "chief-0": ["wait", 0],
         "ps-0": ["wait", 0],
         "worker-0": ["wait", 0],
         lost: [KILLED, 0],
     }
-    cluster = Cluster(tmp_path, deeds, serving=("worker", "ps"))
+    cluster = Cluster(tmp_path, actions, serving=("worker", "ps"))
     assert cluster.run() == 0
     assert cluster.said == [
         f"{lost} was lost (SIGKILL): restart 1 of 3, of all tasks, from step 0."
     ]
-    for task in deeds:
+    for task in actions:
         assert len(cluster.starts(task)) == 2
 
 
@@ -266,8 +266,8 @@ def test_servers_are_not_waited_for_when_no_chief_is_left_to_dismiss_them(
     tmp_path: pathlib.Path, waited: list[tuple[float, set[str]]]
 ) -> None:
     """SIGTERM to the launcher ends the chief before it trains and can dismiss them."""
-    deeds: Deeds = {"chief-0": ["wait"], "worker-0": ["wait"], "ps-0": ["wait"]}
-    cluster = Cluster(tmp_path, deeds, serving=("worker", "ps"))
+    actions: Actions = {"chief-0": ["wait"], "worker-0": ["wait"], "ps-0": ["wait"]}
+    cluster = Cluster(tmp_path, actions, serving=("worker", "ps"))
     timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM))
     timer.start()
     assert cluster.run() == 143
@@ -284,7 +284,7 @@ def test_a_signal_is_passed_on_before_the_launcher_looks_at_its_tasks_again(
     moments: list[float] = []
     tell = LaunchedTask.tell
 
-    def noting(self: LaunchedTask, number: int) -> None:
+    def record_and_call(self: LaunchedTask, number: int) -> None:
         moments.append(time.monotonic())
         tell(self, number)
 
@@ -292,16 +292,16 @@ def test_a_signal_is_passed_on_before_the_launcher_looks_at_its_tasks_again(
         moments.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(LaunchedTask, "tell", noting)
+    monkeypatch.setattr(LaunchedTask, "tell", record_and_call)
     timer = threading.Timer(1.0, stop)
     timer.start()
     cluster = Cluster(tmp_path, {"worker-0": ["wait"], "worker-1": ["wait"]})
     assert cluster.run() == 143
     timer.join()
-    asked, told = moments[:2]
+    asked, passed_on = moments[:2]
     # The last look of the launcher was at most a second and a half after its start, so
     # the next would be more than two seconds after the signal.
-    assert told - asked < seconds_between_looks / 2
+    assert passed_on - asked < seconds_between_looks / 2
 
 
 def test_a_signal_to_the_launcher_is_not_a_loss(tmp_path: pathlib.Path) -> None:

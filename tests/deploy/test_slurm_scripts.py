@@ -183,11 +183,11 @@ def test_a_job_that_is_queued_again_goes_on(
     assert_complete(job, steps=400)
 
 
-def python_that(folder: pathlib.Path, does: str) -> pathlib.Path:
+def fake_python(folder: pathlib.Path, shell: str) -> pathlib.Path:
     """Makes a folder with a program `python` that runs shell commands instead."""
     folder.mkdir()
     path = folder / "python"
-    path.write_text(f"#!/bin/sh\n{does}\n", "utf-8")
+    path.write_text(f"#!/bin/sh\n{shell}\n", "utf-8")
     path.chmod(0o755)
     return folder
 
@@ -196,7 +196,7 @@ def python_that(folder: pathlib.Path, does: str) -> pathlib.Path:
 ENDS_WITH = "set -- {codes}\nshift $SLURM_PROCID\nexit $1"
 ENDS_LATE = """
 signals=0
-trap 'signals=$((signals + 1)); touch told.$SLURM_PROCID' TERM
+trap 'signals=$((signals + 1)); touch signaled.$SLURM_PROCID' TERM
 touch ready.$SLURM_PROCID
 until [ $signals -ge 2 ]; do sleep 0.05; done
 sleep 0.5
@@ -235,7 +235,7 @@ def test_only_what_may_help_is_done_again(
     job = Job(script, tmp_path)
     all_codes = [*codes, *[0] * (len(SCRIPTS[script]) - len(codes))]
     codes_in_words = " ".join(str(int(code)) for code in all_codes)
-    first = python_that(tmp_path / "first", ENDS_WITH.format(codes=codes_in_words))
+    first = fake_python(tmp_path / "first", ENDS_WITH.format(codes=codes_in_words))
     with job.start(restarts=restarts, first=[first]) as process:
         done = processes.end_of(process)
     assert done.returncode == max(codes), done.stderr
@@ -248,14 +248,14 @@ def test_a_second_sigterm_does_not_end_the_wait(
 ) -> None:
     """Slurm sends a second when the time is up, and the tasks may still be saving."""
     job = Job(script, tmp_path)
-    first = python_that(tmp_path / "first", ENDS_LATE)
+    first = fake_python(tmp_path / "first", ENDS_LATE)
     number = len(SCRIPTS[script])
 
     def count(name: str) -> int:
         return len([*tmp_path.glob(f"{name}.*")])
 
     with job.start(first=[first]) as process:
-        for name in ("ready", "told"):
+        for name in ("ready", "signaled"):
             everybody = functools.partial(lambda name: count(name) == number, name)
             processes.wait_until(everybody, f"all tasks are {name}", process)
             process.send_signal(signal.SIGTERM)
