@@ -1,4 +1,4 @@
-"""Workers that send approximate gradients to parameter servers, and the rest later."""
+"""Tests of workers that send approximate gradients to parameter servers."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from tests.cluster.test_gradient_compression import (
 )
 from tests.markers import further
 from tests.processes import metrics_so_far, result_of, train
+from trainers.model.optimizers.loss_scale import LossScale
 
 pytestmark = pytest.mark.cluster
 
@@ -38,7 +39,7 @@ def on_servers(flags: Sequence[str]) -> tuple[str, ...]:
     return (*SERVERS, *(flag for flag in flags if flag not in WORKERS))
 
 
-# Of all weights in double precision, which every worker reads.
+# Bytes of all weights in double precision, which every worker reads.
 WEIGHT_BYTES = 8 * sum(linear_loss.SIZES.values())
 # By setting: the method of each tensor, and the bytes that a worker sends in a step.
 METHODS: dict[str, tuple[dict[str, Method], int]] = {
@@ -49,7 +50,7 @@ METHODS: dict[str, tuple[dict[str, Method], int]] = {
         },
         8 * (3 * (20 + 30 + 36 + 10) + 30),
     ),
-    # Three blocks and two, each of 256 numbers and a scale.
+    # Three blocks and two blocks, each with 256 numbers and a scale.
     "int8": (
         dict.fromkeys(("matrix", "kernel"), rounded_once),
         5 * (256 + 4) + 8 * 30,
@@ -67,14 +68,14 @@ def test_sums_and_errors_are_those_of_the_papers(
     setting: str, num_servers: int, tmp_path: pathlib.Path
 ) -> None:
     run = tmp_path / "run"
-    # An evaluation ends the workers' loops, which then go on with what they had left.
+    # An evaluation ends the workers' loops, which then continue with their errors.
     result = train(
         run,
         *on_servers(LINEAR),
         *("--eval_every_steps=3", f"--num_ps={num_servers}"),
         f"--gradient_compression={setting}",
     )
-    # A method keeps its basis from one step to the next.
+    # The copy is needed because a method keeps its basis from step to step.
     methods, sent_bytes = copy.deepcopy(METHODS[setting])
     assert_error_feedback(run, methods)
     communication = result["communication"]
@@ -98,12 +99,12 @@ def test_a_compression_that_loses_nothing_changes_nothing(
     train(whole, *flags)
     result = train(run, *flags, "--gradient_compression=topk:1")
     assert_same_training(run, whole, 12, 1e-10)
-    # Sums of two workers have no other order.
+    # A sum of two workers has only one order.
     assert result["weights_sha256"] == result_of(whole)["weights_sha256"]
 
 
 def errors_at(run: pathlib.Path, step: int) -> np.ndarray:
-    """What each worker had left of the gradient of the first layer, [2, 64, 64]."""
+    """Returns each worker's error of the first layer's gradient, [2, 64, 64]."""
     (errors,) = (
         v
         for v in variables_of(run, step, "replicas").values()
@@ -118,7 +119,7 @@ def test_a_stopped_run_continues_to_the_same_bits(
 ) -> None:
     flags = (*SMALL, "--dropout=0.2", f"--gradient_compression={setting}")
     whole, run = tmp_path / "whole", tmp_path / "run"
-    # Without an evaluation, so that errors reach the servers at the end alone.
+    # Without evaluations the errors reach the servers only at the end.
     expected = train(whole, *flags, "--train_steps=14", "--eval_every_steps=none")
     train(run, *flags, "--train_steps=9")
     assert not np.allclose(*errors_at(run, 9))
@@ -181,7 +182,10 @@ def test_an_overflow_leaves_nothing_behind(
         f"--gradient_compression={setting}",
     )
     assert (result["status"], result["steps"]) == ("completed", 6)
+    last_scale = metrics_so_far(run)[-1]["train_loss_scale"]
+    assert last_scale < 2.0**LossScale.START_EXPONENT, "nothing has overflowed"
     kept = variables_of(run, 6, "replicas").values()
+    assert kept
     assert all(np.isfinite(v).all() for v in kept)
 
 
@@ -214,8 +218,8 @@ def test_bytes_on_the_wire_are_those_of_the_formula(tmp_path: pathlib.Path) -> N
     assert sent < 0.27 * weights
     for task in ("worker-0", "worker-1"):
         got = (after[task, "sent"] - before[task, "sent"]) / (last - first)
-        # Up to a step more or less at either end is 4 %. Headers of packets are 5 %,
-        # acknowledgements of the weights received 3 % of their bytes.
+        # One step more or less at both ends is 4 %. Headers of packets are 5 %, and
+        # acknowledgements of received weights 3 % of their bytes.
         assert 0.96 * sent < got < 1.12 * sent + 0.04 * weights, (task, got, sent)
 
 

@@ -1,4 +1,4 @@
-"""Workers that send an approximation of their gradients, and the rest later."""
+"""Tests of workers that send approximate gradients now and the rest later."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from tests.processes import ROOT, metrics_so_far, result_of, train
 from trainers.config.config import Config
 from trainers.experiments.verify.arms import is_comparable
 from trainers.inputs.shuffling import Order
+from trainers.model.optimizers.loss_scale import LossScale
 
 pytestmark = pytest.mark.cluster
 
@@ -42,12 +43,13 @@ LINEAR = (
     "--set=report.record_steps=true",
     "--set=report.histogram_every_steps=none",
 )
-# Exact but for the order of sums of a few hundred products in double precision.
+# Results are exact except for the order of sums of a few hundred products in double
+# precision.
 ROUNDING = 1e-12
 
 
 def gradients_of_replicas() -> list[list[dict[str, np.ndarray]]]:
-    """The gradient of each weight on each replica, for each step."""
+    """Returns the gradient of each weight on each replica, for each step."""
     order = Order(num_examples=linear_loss.NUM_EXAMPLES, global_batch_size=4, seed=0)
     rows = linear_loss.features()
     found = []
@@ -63,7 +65,7 @@ def gradients_of_replicas() -> list[list[dict[str, np.ndarray]]]:
 
 
 def owners(sizes: Mapping[str, int], num_replicas: int) -> dict[str, np.ndarray]:
-    """The replica that adds up each number of tensors, by blocks of 256 of them all."""
+    """Returns the replica that adds up each number, in blocks of 256 of all tensors."""
     blocks = {name: -(-size // 256) for name, size in sizes.items()}
     of_replica = -(-sum(blocks.values()) // num_replicas)
     found, first = {}, 0
@@ -75,19 +77,20 @@ def owners(sizes: Mapping[str, int], num_replicas: int) -> dict[str, np.ndarray]
 
 
 OWNERS = owners({n: s for n, s in linear_loss.SIZES.items() if s >= 256}, 2)
-# By setting: what is compressed and how, and the bytes of a step for each replica.
+# By setting: the method of each compressed tensor, and each replica's bytes in a step.
 METHODS: dict[str, tuple[dict[str, Method], int]] = {
-    # Of 8 bytes: two matrices of 20 + 30 and 36 + 10 rows, and a vector of 30.
+    # A number has 8 bytes: two matrices of 20 + 30 and 36 + 10 rows, and a vector of
+    # 30.
     "powersgd:3": (
         {"matrix": PowerSgd(3, 30, seed=0), "kernel": PowerSgd(3, 10, seed=2)},
         8 * (3 * (20 + 30 + 36 + 10) + 30),
     ),
-    # Three and two blocks, so that both replicas have three.
+    # The tensors have three blocks and two, so each replica has up to three.
     "int8": (
         {name: Int8(of) for name, of in OWNERS.items()},
         2 * 3 * (256 + 4) + 8 * 30,
     ),
-    # 6 %, rounded up, of 8 bytes and a position of 4.
+    # 6 % of the numbers, rounded up, with 8 bytes and a position of 4 bytes each.
     "topk:0.06": (
         {name: TopK(0.06) for name in linear_loss.SHAPES},
         12 * (36 + 2 + 22),
@@ -96,7 +99,7 @@ METHODS: dict[str, tuple[dict[str, Method], int]] = {
 
 
 def recorded(run: pathlib.Path, name: str) -> list[np.ndarray]:
-    """The summed gradients of a weight, for each step."""
+    """Returns the summed gradients of a weight, for each step."""
     found = []
     for step in range(1, NUM_STEPS + 1):
         with np.load(run / f"recording/step-{step:08}.npz") as arrays:
@@ -106,7 +109,7 @@ def recorded(run: pathlib.Path, name: str) -> list[np.ndarray]:
 
 
 def errors_in_checkpoint(run: pathlib.Path, step: int) -> dict[str, np.ndarray]:
-    """What each replica had left, [replicas, ...] by the weight's name."""
+    """Returns the error that each replica kept, [replicas, ...] by weight."""
     names = {(2, *shape): name for name, shape in linear_loss.SHAPES.items()}
     kept = variables_of(run, step, "replicas").values()
     return {names[v.shape]: v for v in kept if v.shape in names}
@@ -116,8 +119,8 @@ def assert_error_feedback(run: pathlib.Path, methods: Mapping[str, Method]) -> N
     """Compares the recorded sums and the last errors with NumPy's.
 
     Args:
-      run: folder of a run with the flags `LINEAR`.
-      methods: of each tensor that is compressed, by its name.
+      run: Folder of a run with the flags `LINEAR`.
+      methods: Method of each compressed tensor, by its name.
     """
     gradients = gradients_of_replicas()
     kept = errors_in_checkpoint(run, NUM_STEPS)
@@ -135,7 +138,7 @@ def assert_error_feedback(run: pathlib.Path, methods: Mapping[str, Method]) -> N
         np.testing.assert_allclose(
             kept[name], errors, rtol=0, atol=ROUNDING * scale * NUM_STEPS
         )
-        # It is an approximation, of which nothing is lost.
+        # The sums are approximate, but sums and errors together lose nothing.
         assert not np.allclose(got, exact, rtol=1e-3, atol=1e-3 * scale)
         np.testing.assert_allclose(
             sum(got) + sum(kept[name]),
@@ -183,17 +186,17 @@ def uncompressed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def test_a_compression_that_loses_nothing_changes_nothing(
     setting: str, uncompressed: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """The gradients of 4 examples have rank 4 at most.
+    """The gradients of 4 examples have a rank of at most 4.
 
-    With rank 4 alone, rounding errors outside of these directions would turn the basis,
-    and so grow tenfold with each step.
+    With a rank of exactly 4, rounding errors outside of these directions would turn the
+    basis, and so grow tenfold with each step.
     """
     run = tmp_path / "run"
     result = train(run, *EXACT, f"--gradient_compression={setting}")
     # The bound of "the same training" for adam in double precision, docs/numerics.md.
     assert_same_training(run, uncompressed, 20, 1e-10)
     if setting == "topk:1":
-        # Sums of two replicas have no other order.
+        # A sum of two replicas has only one order.
         assert result["weights_sha256"] == result_of(uncompressed)["weights_sha256"]
     kept = variables_of(run, 20, "replicas").values()
     gradients = [v for v in kept if v.shape == (2, 64, 64)]
@@ -225,7 +228,8 @@ def test_a_stopped_run_continues_to_the_same_bits(
     errors = [
         v for v in variables_of(run, 9, "replicas").values() if v.shape == (2, 64, 64)
     ]
-    # Each replica has another one.
+    # The replicas have different errors.
+    assert errors
     assert not any(np.allclose(*of_replicas) for of_replicas in errors)
     more = ("--train_steps=14", "--resume=auto", "--steps_per_loop=2")
     continued = train(run, *flags, *more)
@@ -264,7 +268,7 @@ def test_a_killed_worker_costs_no_error(tmp_path: pathlib.Path) -> None:
     with processes.started(
         f"--run_dir={run}", *flags, *slow, folder=tmp_path
     ) as launcher:
-        # Between two checkpoints.
+        # Step 24 is between two checkpoints.
         processes.wait_until(
             lambda: processes.last_step_of(run) >= 24, "step 24", launcher
         )
@@ -297,7 +301,10 @@ def test_an_overflow_leaves_nothing_behind(
     run = tmp_path / "run"
     result = train(run, *flags)
     assert (result["status"], result["steps"]) == ("completed", 6)
+    last_scale = metrics_so_far(run)[-1]["train_loss_scale"]
+    assert last_scale < 2.0**LossScale.START_EXPONENT, "nothing has overflowed"
     kept = variables_of(run, 6, "replicas").values()
+    assert kept
     assert all(np.isfinite(v).all() for v in kept)
 
 
@@ -331,9 +338,9 @@ def test_bytes_on_the_wire_are_those_of_the_formula(
     expected = result_of(running.folder)["communication"]["bytes_per_step_per_replica"]
     for task in ("worker-0", "worker-1"):
         sent = (after[task, "sent"] - before[task, "sent"]) / (last - first)
-        # Up to a step more or less at either end is 4 %. Headers of Ethernet, IP and
-        # TCP are 5 % of full packets, and acknowledgements 3 %. Messages of gRPC, the
-        # loss and flags are some kilobytes of a step.
+        # One step more or less at both ends is 4 %. Headers of Ethernet, IP and TCP are
+        # 5 % of full packets, and acknowledgements 3 %. Messages of gRPC, the loss and
+        # flags are some kilobytes in a step.
         assert 0.96 * expected < sent < 1.12 * expected + 6_000, (task, sent, expected)
 
 

@@ -34,7 +34,7 @@ ADAMW = (
 
 
 def test_parts_of_three_workers_are_one_device(tmp_path: pathlib.Path) -> None:
-    """Every loss, weight and variable of the optimizer equals those of one device."""
+    """Every loss, weight and variable of the optimizer is as on one device."""
     one, run = tmp_path / "one", tmp_path / "run"
     flags = (*SMALL, *ADAMW, "--train_steps=24", "--eval_every_steps=5")
     reference = train(one, *flags)
@@ -106,7 +106,7 @@ def test_a_scaled_loss_is_the_same_scaled_loss(tmp_path: pathlib.Path) -> None:
     train(plain, *workers, *flags)
     train(run, *workers, "--shard_optimizer_state", *flags)
     scales = [
-        [row["loss_scale"] for row in processes.metrics_of(path) if "loss_scale" in row]
+        [row["train_loss_scale"] for row in processes.metrics_of(path)]
         for path in (plain, run)
     ]
     assert scales[0] == scales[1]

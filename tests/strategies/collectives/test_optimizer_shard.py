@@ -68,7 +68,7 @@ OWN = (Adam, AdamW, Adagrad)
 def test_parts_of_all_workers_are_the_whole_update(
     kind: type[keras.optimizers.Optimizer], num_workers: int
 ) -> None:
-    """The update has weight decay with exclusions, a moving average and a constraint."""
+    """Updates have weight decay with exclusions, a moving average and a constraint."""
     expected = made_weights()
     reference = built(kind, expected)
     assert updates_each_element(reference)
@@ -143,4 +143,5 @@ def test_the_optimizer_is_as_before_outside_of_an_update() -> None:
     assert {name: after[name] for name in before} == before
     assert [variable.shape for variable in optimizer.variables] == shapes
     # The shard has replaced the whole state by the slices.
+    assert shard.whole
     assert all(tf.size(v) == 0 for kind in shard.whole for v in kind)

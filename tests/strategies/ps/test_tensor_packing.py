@@ -83,6 +83,7 @@ def test_what_is_large_goes_by_itself_and_is_not_copied() -> None:
         if operation.type == "ConcatV2"
         for tensor in operation.outputs
     ]
+    assert concatenated
     assert all(shape.num_elements() <= 2 * tf.float32.size for shape in concatenated)
 
 
