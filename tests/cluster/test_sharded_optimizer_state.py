@@ -106,9 +106,10 @@ def test_a_scaled_loss_is_the_same_scaled_loss(tmp_path: pathlib.Path) -> None:
     train(plain, *workers, *flags)
     train(run, *workers, "--shard_optimizer_state", *flags)
     scales = [
-        [row["train_loss_scale"] for row in processes.metrics_of(path)]
+        [row["train_loss_scale"] for row in processes.metrics_of(path)[:12]]
         for path in (plain, run)
     ]
+    # The row of the evaluation follows the 12 rows of steps.
     assert scales[0] == scales[1]
     # Two numbers are added the same way by a ring and by parts: the training differs
     # only by what vectorized kernels round at other positions, in single precision.
