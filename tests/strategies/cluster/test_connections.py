@@ -1,4 +1,4 @@
-"""Which of this process's connections are those to another task."""
+"""Connections of this process to another task."""
 
 from __future__ import annotations
 

@@ -299,11 +299,16 @@ def test_what_is_held_fixed_is_refused_or_said_at_the_top(
 
 
 def test_a_setting_may_have_no_effect_on_an_arm(tmp_path: pathlib.Path) -> None:
-    workers = {"strategy": "multi_worker_mirrored", "num_workers": 2}
     arms = [make_arm(tmp_path / "one", SPEEDS)]
     for name, rate in (("slow", 100.0), ("fast", 1000.0)):
-        settings = {**workers, "emulated_bandwidth_mbit": rate}
-        arms.append(make_arm(tmp_path / name, SPEEDS, **settings))
+        arm = make_arm(
+            tmp_path / name,
+            SPEEDS,
+            strategy="multi_worker_mirrored",
+            num_workers=2,
+            emulated_bandwidth_mbit=rate,
+        )
+        arms.append(arm)
     allowed = ("--set=comparison.allow_different=emulated_bandwidth_mbit",)
     assert compare(tmp_path, *arms, flags=allowed) == 0
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
