@@ -50,7 +50,7 @@ class ShardedEmbedding(keras.layers.Layer):
                 self.add_weight(
                     name=f"shard_{index}",
                     shape=tuple(rows.shape),
-                    # `rows=rows` binds this shard's rows, not those of the last shard.
+                    # `rows=rows` binds this shard's rows, and not the last shard's.
                     initializer=lambda shape, dtype, rows=rows: tf.cast(rows, dtype),
                     # In mixed precision, autocast would convert all rows to look up a
                     # few.

@@ -16,7 +16,7 @@ from strategies.processes import network_isolation
 _DEFAULT_NUM_WORKERS = 2
 _DEFAULT_SYNC_EVERY_STEPS = 10
 _DEFAULT_MAX_RESTARTS = 3
-# Learning rate and momentum. Those of nesterov are the DiLoCo paper's choice; those of
+# Learning rate and momentum. The DiLoCo paper chose the values of nesterov; those of
 # sgd make it the mean of the replicas' weights.
 _OUTER_DEFAULTS = {"sgd": (1.0, 0.0), "nesterov": (0.7, 0.9)}
 # More tasks on one machine would not fit into its memory.

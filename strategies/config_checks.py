@@ -211,7 +211,7 @@ def _strategies_that_average(values: str) -> str:
     return " or ".join(found)
 
 
-# In this order, which decides what is refused first.
+# The order decides which setting is refused first.
 CHECKS: Sequence[Callable[[StrategyConfig], None]] = (
     _check_num_replicas,
     _check_devices,

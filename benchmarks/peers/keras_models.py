@@ -30,7 +30,7 @@ def build(name: str, work: Work) -> keras.Model:
 
 
 def dataset(work: Work, batch_size: int) -> tf.data.Dataset:
-    """Shuffled batches without end."""
+    """Returns shuffled batches without end."""
     features, labels = examples(work)
     return (
         tf.data.Dataset.from_tensor_slices((features, labels))
@@ -42,7 +42,7 @@ def dataset(work: Work, batch_size: int) -> tf.data.Dataset:
 
 
 def use_threads(threads: int) -> None:
-    """0: TensorFlow's choice."""
+    """Sets the number of threads; 0 for TensorFlow's choice."""
     if threads:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(threads)

@@ -17,7 +17,7 @@ _STEPS_BETWEEN_TIMES = 5
 
 
 def main() -> None:
-    """Trains; the first process prints the speed."""
+    """Trains a model, and prints the speed in the first process."""
     flags = arguments()
     torch.set_num_threads(flags.threads or os.cpu_count() or 1)
     torch.manual_seed(0)

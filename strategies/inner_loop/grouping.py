@@ -55,7 +55,7 @@ def size_with_parts_for_all(size: int, element_bytes: int, num_replicas: int) ->
     """
     # TensorFlow rounds parts up to a multiple of 64 bytes, and a multiple to the next
     # (tensorflow/core/common_runtime/base_collective_executor.cc, `AlignedChunkElts`).
-    # The last part is what is left.
+    # The last part has the rest.
     aligned = 64 // element_bytes
 
     def part(size: int) -> int:

@@ -123,7 +123,7 @@ class WorkerLoop:
         counts = tf.cast(counts, tf.float64)
         if self._update.times_phases:
             computed, outputs = time_after(outputs)
-            # The workers' sum has the seconds of each in a place of its own.
+            # The workers' sum has a separate place for the seconds of each.
             is_own = tf.one_hot(shard_index, self._queues.num_workers, dtype=tf.float64)
             own = tf.stack([arrived - begin, computed - arrived])
             seconds = tf.reshape(is_own[:, tf.newaxis] * own, [-1])

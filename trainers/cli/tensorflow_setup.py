@@ -93,7 +93,7 @@ def load_tensorflow(config: Config) -> None:
             tf.config.threading.set_inter_op_parallelism_threads(
                 config.threads.inter_op_threads
             )
-    # Needs Keras, whose absence is to be told without TensorFlow's log.
+    # Needs Keras. If Keras is missing, the error must come without TensorFlow's log.
     with _settings_blamed():
         adapt_tensorflow()
     if several and not verbose:

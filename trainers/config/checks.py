@@ -185,7 +185,7 @@ def _check_streaming(config: Config) -> None:
     )
 
 
-# In this order, which decides what is refused first.
+# The order decides which setting is refused first.
 CHECKS: Sequence[Callable[[Config], None]] = (
     check_program,
     _check_num_replicas,

@@ -15,7 +15,7 @@ _DEFAULT_MAX_ROLLBACKS = 3
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GuardConfig:
-    """When training goes wrong."""
+    """Reaction to training that goes wrong."""
 
     group: ClassVar[str] = "guard"
 

@@ -24,7 +24,7 @@ DEFAULT_TRAIN_STEPS = 1000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """What to do, and where to keep it."""
+    """Task of the process, and the place of its results."""
 
     group: ClassVar[str] = "run"
 

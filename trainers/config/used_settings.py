@@ -81,7 +81,7 @@ def unused(
 
 def without_unused(config: Config) -> Config:
     """Returns a run's configuration with settings that have no effect as by default."""
-    # A dropped setting may be the one that another one needed.
+    # Another setting may have needed a dropped one.
     while dropped := unused(config.to_dict()):
         config = config.replace(**{n: all_fields()[n][1].default for n in dropped})
     return config

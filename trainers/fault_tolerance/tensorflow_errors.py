@@ -29,7 +29,7 @@ _LABEL = re.compile(
     r"Received a label value of (-?\d+) which is outside the valid range of "
     r"\[0, (\d+)\)"
 )
-# What is raised in Python while a stream is read comes with its traceback.
+# Errors of Python code that reads a stream come with their traceback.
 _STREAM = re.compile(r"\bUsageError: ([^\n]*)")
 # From TensorFlow's reader, its parser, and the check of values after it.
 _RECORD = re.compile(

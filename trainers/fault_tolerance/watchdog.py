@@ -73,7 +73,7 @@ class Watchdog:
         self._reader: threading.Thread | None = None
         self._is_over = False
         self._is_asked = False
-        # Set when the task is asked by one that makes no progress, and at the end.
+        # Set when a task without progress asks this one, and at the end.
         self._woken = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -125,7 +125,7 @@ class Watchdog:
             self._idle_seconds += min(now - before, 2 * interval)
             before = now
             is_asked, self._is_asked = self._is_asked, False
-            # All end together: a task that ends later would name those that ended.
+            # All end together: a task that ends later would blame the others.
             limit = timeout * (_PART_BEFORE_ENDING_WITH_OTHERS if is_asked else 1.0)
             if self._idle_seconds > limit and not self._is_over:
                 self._end()

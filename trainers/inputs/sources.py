@@ -201,7 +201,7 @@ class Data:
     @property
     def to_look_at(self) -> Source:
         """Examples from which some are taken to look at the model."""
-        # A stream of records to train on has none at hand.
+        # A stream of training records keeps no examples.
         held_out = self.evaluation if self.evaluation.num_examples else None
         return self.shown or held_out or self.train
 

@@ -174,7 +174,7 @@ def _has_any(callback: keras.callbacks.Callback, names: Sequence[str]) -> bool:
     base = keras.callbacks.Callback
     for kind in _OF_EPOCHS_BY_DEFAULT:
         if isinstance(callback, kind):
-            # A subclass has methods besides those that do nothing by default.
+            # A subclass overrides some of the methods that do nothing by default.
             base = kind
     # LambdaCallback keeps functions in the instance.
     return any(

@@ -44,7 +44,7 @@ def encoded(value: Any) -> list[Any]:
         parts = [encoded(part) for part in value]
         return [[part for (part,) in parts]] if all(parts) else []
     if isinstance(value, dict):
-        # Keys may be numbers, such as those of epochs, which JSON would turn to texts.
+        # Keys may be numbers, such as of epochs, which JSON would turn into texts.
         keys, values = encoded(list(value)), encoded(list(value.values()))
         if keys and values:
             return [{_ENTRIES: [keys[0], values[0]]}]

@@ -24,6 +24,7 @@ from trainers.keras_program.callback_state import (
 from trainers.keras_program.chief_values import broadcast_json
 from trainers.keras_program.fit_arguments import FitArguments
 from trainers.keras_program.streams.random_state import random_state, set_random_state
+from trainers.keras_program.streams.stream import ProgramStream
 from trainers.loop.evaluation import BatchObserver
 from trainers.loop.parts import TrainingParts
 from trainers.model.optimizers.loss_scale import REPORTED_SCALE
@@ -309,11 +310,13 @@ class Epochs:
     def _send_random_state(self) -> None:
         """Lets all tasks draw from where the chief's callbacks have drawn to.
 
-        Each task reads the program's data, which may draw. No batch is being read now.
+        Each task reads the program's data, which may draw. Between two passes no batch
+        is being read; data without an end are read ahead, by each task as far as it is.
         """
-        if self._has_callbacks:
-            state = broadcast_json(self._parts.strategy, random_state())
-            set_random_state(state)
+        train = self._parts.data.train
+        has_passes = isinstance(train, ProgramStream) and not train.is_one_pass
+        if self._has_callbacks and has_passes:
+            set_random_state(broadcast_json(self._parts.strategy, random_state()))
 
 
 def _metric_names(objective: Objective) -> set[str]:

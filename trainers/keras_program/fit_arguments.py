@@ -88,7 +88,7 @@ class EpochLengths:
         Args:
           epoch: Number of earlier epochs.
         """
-        # Each pass begins an epoch, also after one that was cut short.
+        # Each pass begins an epoch, also after a shorter epoch.
         passes, of_pass = divmod(epoch, self.epochs_per_pass)
         return passes * self.num_batches + of_pass * self.most_steps
 

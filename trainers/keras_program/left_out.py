@@ -17,7 +17,7 @@ from trainers.keras_program.fit_arguments import FitArguments
 
 Warn = Callable[[str], None]
 
-# Strategies that a program can make without a cluster of its own.
+# Strategies that a program can make without a cluster.
 _STRATEGIES = ("MirroredStrategy", "OneDeviceStrategy", "MultiWorkerMirroredStrategy")
 
 # Functions of `tf.config` that raise an error once TensorFlow has started, as it has

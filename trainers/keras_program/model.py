@@ -105,7 +105,7 @@ class LentModel:
                     "give labels, or compile it without."
                 )
             some = few_examples(data.train, _EXAMPLES_OF_A_STEP)
-            # Without a compiled loss, layers add what is minimized; labels are unused.
+            # Without a compiled loss, losses of layers are minimized, without labels.
             has_loss = getattr(self.model, "loss", None) is not None
             if is_own or not (has_labels and has_loss):
                 objective = own_step(self.model, some, _held_out(data))
@@ -145,7 +145,7 @@ class LentModel:
         # Also a single one, whose variables may be in an order of the step's.
         self._optimizer = SeveralOptimizers(objective.updates)
         trained = {id(v) for _, variables in objective.updates for v in variables}
-        # Such as those of a teacher, which has no part in weight decay either.
+        # Such as weights of a teacher, which has no part in weight decay either.
         self._frozen = [
             v for v in self.model.trainable_variables if id(v) not in trained
         ]

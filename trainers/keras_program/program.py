@@ -204,7 +204,7 @@ class _Program:
         self._others_wait = True
         if not self._cluster.is_chief:
             # Only the chief runs the rest of the program, unless it trains again: then
-            # this task comes to that call of `fit` too.
+            # this task reaches that call of `fit`, too.
             word, exit_code = self._tell(_OVER, ExitCode.BUG)
             if word == _OVER:
                 self._strategy.close()

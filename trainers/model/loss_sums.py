@@ -29,7 +29,7 @@ def weighted_sums(values: Values, batch: Batch) -> dict[str, tf.Tensor]:
             # Zero also where the row of an empty shard has a value that is not finite.
             rows = tf.math.multiply_no_nan(value, row_weights(batch, value))
             return tf.reduce_sum(rows)
-        # The row of an empty shard is the only one that does not count.
+        # Only the row of an empty shard does not count.
         total = value.total
         return tf.where(batch.num_rows > 0, total, tf.zeros_like(total))
 

@@ -96,7 +96,7 @@ class TrainingRun:
             # included.
             if not reporter.write_result(status):
                 exit_code = ExitCode.USAGE
-            # A program that goes on may train again.
+            # A program may train again after this `fit`.
             if self.epochs is not None and exit_code == ExitCode.DONE:
                 strategy.pause()
             else:

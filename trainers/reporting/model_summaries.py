@@ -75,7 +75,7 @@ def _activations(model: keras.Model, features: Any) -> dict[str, tf.Tensor]:
     finally:
         for layer, call in before.items():
             del layer.call
-            # A layer that is disabled in training has a `call` of its own.
+            # A layer that is disabled in training has another `call`.
             if call is not None:
                 layer.call = call
     return noted

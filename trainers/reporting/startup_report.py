@@ -112,7 +112,7 @@ def _other_optimizer(assembly: TrainingParts) -> str | None:
     # RMSprop is Keras's default if `compile` gets no optimizer.
     if type(compiled) is keras.optimizers.RMSprop:
         return None
-    # Around it `compile` puts one that scales the loss, under mixed_float16.
+    # Under mixed_float16 `compile` wraps it into an optimizer that scales the loss.
     compiled = getattr(compiled, "inner_optimizer", compiled)
     update = assembly.config.optimizer
     rate = compiled.get_config().get("learning_rate")

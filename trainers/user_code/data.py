@@ -326,7 +326,7 @@ def _array(values: Any) -> np.ndarray:
 
 
 def _is_bfloat16(array: np.ndarray) -> bool:
-    """NumPy has no kind for it."""
+    """Returns whether a type is bfloat16, for which NumPy has no kind."""
     return array.dtype == tf.bfloat16.as_numpy_dtype
 
 

@@ -165,7 +165,7 @@ def resolve_metrics(
             )
     means, counting = {}, []
     for name, metric in zip(owners, resolved, strict=True):
-        # A mask weighs the values of every metric, and sample weights those of some.
+        # A mask weighs the values of every metric, and sample weights of some metrics.
         if _is_mean(metric, weights) and not probe.is_masked:
             means[name] = MeanOverExamples(name, metric)
             continue

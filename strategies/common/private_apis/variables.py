@@ -116,7 +116,7 @@ def refuse_plain_variables_in_scopes(
 
         return assign
 
-    # The class of most variables has methods of its own, which call these.
+    # The class of most variables overrides these methods, and calls them.
     for kind in (BaseResourceVariable, ResourceVariable):
         for name, method in list(vars(kind).items()):
             if name.startswith(("assign", "scatter_", "batch_scatter_")):

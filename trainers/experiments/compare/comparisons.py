@@ -26,7 +26,7 @@ SPEED, ACCURACY = "examples_per_second", "eval_accuracy"
 # Metrics whose verdicts end a comparison. They share one error rate.
 DECIDING = (SPEED, ACCURACY)
 
-# What is compared by its ratio, with the words for more of it, for less, and its name.
+# Quantities compared by ratio, with the words for more, for less, and their names.
 _RATIOS = {
     SPEED: ("faster", "slower", "speed"),
     "step_milliseconds_p50": ("longer steps", "shorter steps", "the length of steps"),

@@ -172,7 +172,7 @@ def _runs_that_differ(
         digest = beginning.digest(run)
         if digest is None:
             continue
-        # The first run of a seed is the one that the others must agree with.
+        # The other runs of a seed must agree with its first one.
         other = first.setdefault(run.seed, run)
         if digest != beginning.digest(other):
             return other, run

@@ -118,7 +118,7 @@ def config_of(turn: Turn, folder: ComparisonFolder) -> Config:
         return config.replace(tensorboard_dir=None, trackers=None)
     events = folder.event_dir(config)
     if events is not None:
-        # The run adds the name of its own folder, seed-<n>.
+        # The run adds the name of its folder, seed-<n>.
         config = config.replace(tensorboard_dir=f"{events}/{turn.arm.name}")
     if config.tracking.tracker_group is None and config.tracking.trackers:
         config = config.replace(tracker_group=folder.path.absolute().name)

@@ -111,14 +111,14 @@ class Exchange:
 
 
 def _reduce_to_one(replicas: int, servers: int) -> tuple[float, ...]:
-    """All replicas send their gradients to one, which sends the result back to all."""
+    """Counts the traffic if one replica gets all gradients and returns the sum."""
     del servers
     there_and_back = 2.0 * max(replicas - 1, 1)
     return _MESSAGES_WITH_ONE_PLACE, 0.0, there_and_back, there_and_back
 
 
 def _ring(replicas: int, servers: int) -> tuple[float, ...]:
-    """Each of N pieces is sent N-1 times to be added and N-1 times to be distributed.
+    """Counts the traffic of a ring: N pieces, sent N-1 times to add and N-1 to share.
 
     Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009.
     """
@@ -128,14 +128,14 @@ def _ring(replicas: int, servers: int) -> tuple[float, ...]:
 
 
 def _all_gather(replicas: int, servers: int) -> tuple[float, ...]:
-    """Around a ring, each replica passes on what all others send."""
+    """Counts the traffic of a ring in which replicas pass on all others' parts."""
     del servers
     others = replicas - 1.0
     return others, others, 0.0, others
 
 
 def _servers(replicas: int, servers: int) -> tuple[float, ...]:
-    """A worker reads all weights and sends all gradients.
+    """Counts the traffic of servers: a worker reads weights and sends gradients.
 
     A server sends and receives its part of them for every worker.
     """

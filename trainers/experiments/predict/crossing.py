@@ -81,7 +81,7 @@ def crossing_gbit(
         return 0.0
     if saved(fastest) > 0:
         return math.inf
-    # What is saved shrinks as the network gets faster: there is one such bandwidth.
+    # The saving shrinks as the network gets faster, so there is one such bandwidth.
     return float(10 ** optimize.brentq(saved, slowest, fastest, xtol=1e-4))
 
 

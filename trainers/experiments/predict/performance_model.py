@@ -209,7 +209,7 @@ def _units(
             on_a_link += busy * (count - 1) / count
         # Bytes by megabits per second.
         link = on_a_link * 8e-6 / run.bandwidth_mbit
-    # One of the two bytes is zero: a fit gives each a cost of its own.
+    # One of the two bytes is zero: a fit gives each a separate cost.
     return (
         computing,
         sending,

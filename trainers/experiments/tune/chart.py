@@ -37,7 +37,7 @@ def section_of(tuning: Mapping[str, Any]) -> Section:
 
 def _draw(figure: Figure, tuning: Mapping[str, Any]) -> None:
     """Draws the loss of each arm over the values of the setting."""
-    # Colors are those of the arms in the other charts.
+    # Arms have the colors of the other charts.
     axes = figure.subplots()
     for index, arm in enumerate(tuning["arms"]):
         _draw_arm(axes, tuning["rungs"], arm, COLOURS[index % len(COLOURS)])

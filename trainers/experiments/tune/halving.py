@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from trainers.experiments.tune.tuning import Rung
 
-# Losses of two runs are not told apart if they differ by less than this share. Losses
+# Losses of two runs count as equal if they differ by less than this share. Losses
 # of the same asynchronous training with the same seed differed by 13 % in the median,
 # and by more than this in 3 of 20 cases (curves.json of the tests).
 _NOISE = 0.5

@@ -20,7 +20,7 @@ from trainers.config.run import DEFAULT_TRAIN_STEPS, LARGEST_SEED
 from trainers.config.used_settings import unused
 from trainers.experiments.arms import Arm
 
-# Most seeds of a comparison, with those that are added later.
+# Maximum number of seeds of a comparison, later ones included.
 _MOST_SEEDS = 1000
 
 
@@ -62,7 +62,7 @@ class Tuning:
 
         The last has two values, and half of the steps of the comparison.
         """
-        # So many halvings leave one value.
+        # This number of halvings leaves one value.
         num_values, found = len(self.values), []
         for halvings in range((num_values - 1).bit_length(), 0, -1):
             found.append(Rung(num_values, self.train_steps >> halvings))

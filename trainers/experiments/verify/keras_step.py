@@ -62,7 +62,7 @@ def _keras_step(assembly: TrainingParts, compiled: AsCompiled) -> KerasStep:
         figures, gradients, predictions = _compute(
             model, compiled, batch, assembly.config
         )
-    # Whatever Keras raises is a difference: this program has accepted the model.
+    # Any error of Keras is a difference: this program has accepted the model.
     except Exception as error:
         words = " ".join(f"{type(error).__name__}: {error}".split())
         return KerasStep(figures={}, gradients={}, reason=words, refused=True)

@@ -208,7 +208,7 @@ def _of_generator(
     with refusals_named(name):
         data_adapter((batch for batch in first_two), **given)
         spec = spec_of_batches(first_two)
-    # It can be read once: each validation goes on where the last one ended.
+    # It can be read once: each validation continues where the last one ended.
     following = until_end(itertools.chain(first_two, batches), name)
     one_pass = passes_of_reader(lambda index: itertools.islice(following, steps), spec)
     return _stream(one_pass, full, steps)

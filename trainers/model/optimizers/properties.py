@@ -8,7 +8,7 @@ from trainers.model.optimizers.adagrad import Adagrad
 from trainers.model.optimizers.adam import Adam, AdamW
 from trainers.model.optimizers.several import parts_of
 
-# Those of Keras that `updates_each_element` accepts.
+# Optimizers of Keras that `updates_each_element` accepts.
 ELEMENTWISE = (
     *(keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.AdamW),
     *(keras.optimizers.RMSprop, keras.optimizers.Adagrad, keras.optimizers.Adadelta),

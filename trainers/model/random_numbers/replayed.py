@@ -22,7 +22,7 @@ from trainers.model.random_numbers.per_thread import PerThread
 
 # In the middle between two numbers of 53 bits, so that no number is zero.
 _HALF_A_STEP = 2.0**-54
-# Keras's truncated_normal keeps what is within two standard deviations.
+# Keras's truncated_normal keeps numbers within two standard deviations.
 _TRUNCATED_AT = 2.0
 
 

@@ -192,7 +192,7 @@ def as_fit_has_it(batch: Batch) -> Any:
 
 def all_metrics(model: keras.Model) -> Sequence[keras.metrics.Metric]:
     """Returns all metrics of a model, also those its `metrics` leaves out."""
-    # A class may override the property, and forget one that it updates.
+    # A class may override the property, and forget a metric that it updates.
     found = [*model.metrics, *keras.Model.metrics.fget(model)]
     # Compiled metrics are parts of one (keras/src/trainers/compile_utils.py), of which
     # some may count examples and others batches.

@@ -35,7 +35,7 @@ class OwnTrainStep(TrainStep):
 
     @property
     def own(self) -> OwnStep:
-        """The steps of the model."""
+        """Returns the steps of the model."""
         return self._objective
 
     def in_turn(self) -> ReplicaFunction:
@@ -126,7 +126,7 @@ class OwnTrainStep(TrainStep):
         """Returns the shard's parts of the gradients of the global batch."""
         share = batch.num_rows / batch.global_size
         if self._objective.is_sum:
-            # The row of an empty shard is the only one that does not count.
+            # Only the row of an empty shard does not count.
             share = tf.cast(batch.num_rows > 0, tf.float64)
         share *= self._gradient_scale
         shares = {

@@ -118,7 +118,7 @@ class UpdateCatcher(keras.StatelessScope):
         if self._has(variable):
             # No gradient flows through an assignment.
             return _with_derivative(variable, tf.stop_gradient(value))
-        # Updates of earlier passes are applied already: until this pass comes to one,
+        # Updates of earlier passes are applied already: until this pass reaches one,
         # it reads what was there before it.
         for before in self._former[len(self.updates) :]:
             if id(variable) in before:
