@@ -1,4 +1,4 @@
-"""A student learns from a teacher, by a compute_loss of its own (after keras.io)."""
+"""A student learns from a teacher, in its own compute_loss (after keras.io)."""
 
 import keras
 from keras import layers, ops

@@ -103,7 +103,7 @@ def test_an_interrupt_ends_the_run_after_a_checkpoint(tmp_path: pathlib.Path) ->
 def test_the_notebook_runs(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a folder beside the project, as examples/ is."""
+    """Runs it in a folder beside the project, as examples/ is."""
     for package in ("strategies", "models", "trainers"):
         (tmp_path / package).symlink_to(processes.ROOT / package)
     folder = tmp_path / "examples"

@@ -35,7 +35,7 @@ def small_task(count: int = 2, dtype: str = "float64", power: int = 5) -> Task:
 
 
 def expected(task: Task) -> np.ndarray:
-    """By repeated squaring, in another order of products."""
+    """Returns the sum of the powers, by repeated squaring: other products."""
     powers = [
         np.linalg.matrix_power(matrix.astype(np.float64), task.power)
         for matrix in task.matrices

@@ -3,7 +3,7 @@
   python recorded.py RECORD.json FLOATX PROGRAM.py [ARGUMENTS...]
 
 It is itself a Keras program, to be run with and without --script. Examples are not
-shuffled, so that the batches are those of Keras's own fit.
+shuffled: otherwise the batches would differ from Keras's own fit.
 """
 
 import json

@@ -89,7 +89,7 @@ def test_values_that_callbacks_assign_are_kept(
 def test_an_outer_optimizer_continues_from_assigned_weights(
     tmp_path: pathlib.Path,
 ) -> None:
-    """Between two averages the optimizer keeps an anchor, and nesterov a momentum."""
+    """The optimizer keeps an anchor between two averages, and nesterov a momentum."""
     text = _CHANGED_BY_CALLBACKS.replace("= 0.01", "= 0.0")
     flags = ("--outer_optimizer=nesterov", "--sync_every_steps=2")
     found = under(tmp_path, text, *_COPIES, *flags)

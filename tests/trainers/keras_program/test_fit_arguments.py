@@ -40,7 +40,7 @@ def test_an_epoch_ends_with_the_data(
 
 
 def test_limits_of_keras_hold() -> None:
-    """As KERAS_MAX_EPOCHS=2 and KERAS_MAX_STEPS_PER_EPOCH=3 set them."""
+    """KERAS_MAX_EPOCHS=2 and KERAS_MAX_STEPS_PER_EPOCH=3 set the same limits."""
     model = keras.Sequential([keras.layers.Dense(1)])
     keras.config.set_max_epochs(2)
     keras.config.set_max_steps_per_epoch(3)

@@ -1,4 +1,4 @@
-"""Settings that a user gives, which take precedence over those of a program."""
+"""Settings that a user gives: they take precedence over a program's."""
 
 from __future__ import annotations
 

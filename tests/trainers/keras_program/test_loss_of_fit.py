@@ -10,7 +10,7 @@ from trainers.keras_program.loss_of_fit import LossOfFit
 
 
 class ReportsItsError(keras.Model):
-    """As MyTrainer of https://keras.io/examples/keras_recipes/trainer_pattern."""
+    """A model like https://keras.io/examples/keras_recipes/trainer_pattern."""
 
     def __init__(self):
         super().__init__()

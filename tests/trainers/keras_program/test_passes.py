@@ -86,7 +86,7 @@ def _validation(data: Any, steps: int) -> Any:
 def test_a_validation_ends_with_data_of_unknown_length(
     steps: int, num_batches: int
 ) -> None:
-    """Without a warning it would count the first examples again."""
+    """Otherwise it would count the first examples again, and give no warning."""
     assert _validation(_dataset((3,)), steps).num_batches == num_batches
 
 

@@ -32,7 +32,7 @@ def of_each(users, films):
 
 
 def of_all(users, films):
-    """As in https://keras.io/examples/structured_data/collaborative_filtering."""
+    """Mixes examples, as keras.io/examples/structured_data/collaborative_filtering."""
     return of_each(users, films) + ops.tensordot(users, films, 2)
 
 

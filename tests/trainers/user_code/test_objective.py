@@ -1,4 +1,4 @@
-"""Sums of losses and metrics of examples equal those of `fit` and `evaluate`."""
+"""Sums of losses and metrics of examples, compared with `fit` and `evaluate`."""
 
 from __future__ import annotations
 

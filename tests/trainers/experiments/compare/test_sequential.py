@@ -123,7 +123,7 @@ def power_of(shift: float, num_seeds: int) -> float:
 
 
 def test_equivalence_is_wrong_in_at_most_5_percent() -> None:
-    """The mean lies on the margin, the smallest one that is not equivalent."""
+    """The mean lies on the margin, the smallest difference that counts."""
     levels = planned([LAST], sides=1)
     margin, num_trials = 4.0, 20_000
     values = RANDOM.standard_normal([num_trials, LAST]) + margin

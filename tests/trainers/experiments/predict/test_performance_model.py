@@ -267,7 +267,7 @@ def test_bytes_on_the_wire_are_not_bytes_of_the_processor() -> None:
 
 
 def test_no_link_is_faster_than_loopback() -> None:
-    """If the wire takes no time, it hides no work of the processors."""
+    """A wire that takes no time hides no work of the processors."""
     link = Link(seconds_per_byte=0.2e-9, wire_factor=1.0)
     model = model_of(RING, link)
     run = run_of(RING, 2, "own", 1e6)
