@@ -33,6 +33,7 @@ from strategies.common.types import (
     LoopFunction,
     ReplicaFunction,
     ReplicaOutputs,
+    StreamedBatches,
     Update,
 )
 from strategies.config import StrategyConfig
@@ -122,11 +123,11 @@ class MultiWorkerMirrored(Strategy):
     def distribute(self, batches: GlobalBatches) -> Any:
         """Reads only the rows of this process's replicas."""
         first = self._worker * self._num_local
-        outputs = [
-            batches.spans(first + local, self.num_replicas)
-            for local in range(self._num_local)
-        ]
-        return StepChunks(tf.data.Dataset.zip(tuple(outputs)))
+        shards = range(first, first + self._num_local)
+        if isinstance(batches, StreamedBatches):
+            return StepChunks(batches.spans_of_shards(shards, self.num_replicas))
+        spans = tuple(batches.spans(shard, self.num_replicas) for shard in shards)
+        return StepChunks(tf.data.Dataset.zip(spans))
 
     def compile(
         self, replica_step: ReplicaFunction, update: Update | None

@@ -359,6 +359,17 @@ class StreamedBatches(GlobalBatches, Protocol):
 
     window_steps: int
 
+    # Python reads the data of a program once; two readers would share its state.
+    def spans_of_shards(
+        self, shards: Sequence[int], num_shards: int
+    ) -> tf.data.Dataset:
+        """Returns tuples of the `spans` of several shards, which are read together.
+
+        Args:
+          shards: Indices of the shards.
+          num_shards: Number of shards of a global batch.
+        """
+
     def windows(self) -> Iterator[tuple[int, Any]]:
         """Yields numbers of steps, and tuples of tensors from which `at` reads them.
 

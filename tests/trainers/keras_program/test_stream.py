@@ -87,6 +87,22 @@ def test_no_more_is_read_than_there_are_steps() -> None:
     assert window.sizes.numpy().tolist() == [4, 4, 4]
 
 
+def test_replicas_of_one_process_read_together() -> None:
+    """A generator can be read once: each replica would get other batches."""
+    rows = [np.full((4, 2), index) for index in range(3)]
+    opened = open_stream(((batch, batch) for batch in rows), 3, "training data")
+    order = Order(num_examples=12, global_batch_size=4, seed=None)
+    batches = opened.batches(order, 0, 3)
+    found = [
+        [span.features.numpy() for span in spans]
+        for spans in batches.spans_of_shards(range(2), 2)
+        if len(spans[0].step)
+    ]
+    assert [[len(part[0]) for part in parts] for parts in found] == [[2, 2]] * 3
+    for parts, batch in zip(found, rows, strict=True):
+        np.testing.assert_array_equal(np.concatenate(parts, axis=1)[0], batch)
+
+
 def test_a_look_at_data_does_not_read_ahead() -> None:
     """A prefetch would fill a cache behind a shuffle, or not: two runs would differ."""
     num_read = 0

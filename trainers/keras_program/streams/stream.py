@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import tensorflow as tf
@@ -97,8 +97,8 @@ class StreamBatches:
     last_step: int
     # Not a field: the size of a batch may change.
     largest_span = None
-    # By share and number of shares: an evaluation that is repeated traces none again.
-    _pipelines: dict[tuple[int, int], tf.data.Dataset] = dataclasses.field(
+    # By shards and their number: an evaluation that is repeated traces none again.
+    _pipelines: dict[Any, tf.data.Dataset] = dataclasses.field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -139,43 +139,59 @@ class StreamBatches:
         return self.spans(shard_index, num_shards).unbatch()
 
     def spans(self, shard_index: int, num_shards: int) -> tf.data.Dataset:
-        key = shard_index, num_shards
-        if key not in self._pipelines:
-            self._pipelines[key] = self._pipeline(shard_index, num_shards)
-        return self._pipelines[key]
+        return self._pipeline(shard_index, num_shards)
 
-    def _pipeline(self, shard_index: int, num_shards: int) -> tf.data.Dataset:
-        def shard(step: tf.Tensor, batch: Any) -> Batch:
-            features, labels = parts_of(batch)
-            size = tf.shape(tensors_of(batch)[0], tf.int64)[0]
-            start, stop, num_rows = shard_rows(size, shard_index, num_shards)
-            features, labels = tf.nest.map_structure(
-                lambda rows: rows[start:stop], (features, labels)
-            )
-            # No example of a stream has a number: rows are numbered over all steps.
-            first = step * self.stream.batch_size
-            return batch_of_steps(
-                first=step,
-                shard_index=shard_index,
-                num_rows=num_rows,
-                global_size=size,
-                indices=(first + tf.range(start, stop))[tf.newaxis],
-                features=features,
-                labels=labels,
+    def spans_of_shards(
+        self, shards: Sequence[int], num_shards: int
+    ) -> tf.data.Dataset:
+        return self._pipeline(tuple(shards), num_shards)
+
+    def _pipeline(
+        self, shards: int | tuple[int, ...], num_shards: int
+    ) -> tf.data.Dataset:
+        def of_shards(step: tf.Tensor, batch: Any) -> Any:
+            return tf.nest.map_structure(
+                lambda shard: self._shard(step, batch, shard, num_shards), shards
             )
 
         def spans_of(index: tf.Tensor) -> tf.data.Dataset:
-            spans = self._numbered(index).map(_unconverted(shard))
+            spans = self._numbered(index).map(_unconverted(of_shards))
             # The next span is read while the present one is computed. After the last
             # one of a pass this is empty, and the next pass is not begun.
             end = tf.data.Dataset.from_tensors(no_steps(spans.element_spec))
             return spans.prefetch(tf.data.AUTOTUNE).concatenate(end)
 
-        passes = tf.data.Dataset.range(self._num_passes())
-        options = tf.data.Options()
-        # TensorFlow adds a prefetch, which would begin the next pass.
-        options.experimental_optimization.inject_prefetch = False
-        return passes.flat_map(_unconverted(spans_of)).with_options(options)
+        key = shards, num_shards
+        if key not in self._pipelines:
+            passes = tf.data.Dataset.range(self._num_passes())
+            options = tf.data.Options()
+            # TensorFlow adds a prefetch, which would begin the next pass.
+            options.experimental_optimization.inject_prefetch = False
+            spans = passes.flat_map(_unconverted(spans_of)).with_options(options)
+            self._pipelines[key] = spans
+        return self._pipelines[key]
+
+    def _shard(
+        self, step: tf.Tensor, batch: Any, shard_index: int, num_shards: int
+    ) -> Batch:
+        """Returns a shard of a batch as a span of one step."""
+        features, labels = parts_of(batch)
+        size = tf.shape(tensors_of(batch)[0], tf.int64)[0]
+        start, stop, num_rows = shard_rows(size, shard_index, num_shards)
+        features, labels = tf.nest.map_structure(
+            lambda rows: rows[start:stop], (features, labels)
+        )
+        # No example of a stream has a number: rows are numbered over all steps.
+        first = step * self.stream.batch_size
+        return batch_of_steps(
+            first=step,
+            shard_index=shard_index,
+            num_rows=num_rows,
+            global_size=size,
+            indices=(first + tf.range(start, stop))[tf.newaxis],
+            features=features,
+            labels=labels,
+        )
 
     def _numbered(self, index: tf.Tensor) -> tf.data.Dataset:
         """Returns steps and batches of a pass, of which some may not be needed.
