@@ -8,7 +8,11 @@ import sys
 from collections.abc import Sequence
 
 from strategies.common.errors import ExitCode
-from strategies.common.native_log import exit_at_once, prepare_standard_streams
+from strategies.common.native_log import (
+    exit_at_once,
+    prepare_standard_streams,
+    silence_streams_that_fail,
+)
 from strategies.common.signals import learn_ends_of_children
 
 _OWN = ("keras_strategies", "models", "strategies", "trainers")
@@ -43,6 +47,7 @@ def console() -> None:
     # the process of a run that met a damaged record did not end (TensorFlow 2.21).
     if "tensorflow" in sys.modules:
         exit_at_once(exit_code)
+    silence_streams_that_fail()
     sys.exit(exit_code)
 
 

@@ -23,6 +23,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from strategies.common.native_log import silence_streams_that_fail
 from strategies.common.text import one_line
 
 # Of a parameter server that was lost TensorFlow tells in hundreds.
@@ -185,6 +186,7 @@ class Console:
 
     def close(self) -> None:
         self.stop_progress()
+        silence_streams_that_fail()
         if self._log is not None:
             with contextlib.suppress(OSError):
                 self._log.close()

@@ -36,6 +36,19 @@ def prepare_standard_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def silence_streams_that_fail() -> None:
+    """Flushes the standard streams, and discards text that cannot be written.
+
+    Python flushes them at exit, and ends the process with 120 if that fails, as on a
+    full disk (`Py_FinalizeEx`).
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def exit_at_once(exit_code: int) -> NoReturn:
     """Ends the process without deleting Python's objects, and so TensorFlow's.
 
@@ -56,9 +69,7 @@ def exit_at_once(exit_code: int) -> NoReturn:
             exit_code = ExitCode.INTERRUPTED
     atexit._run_exitfuncs()
     # os._exit does not flush Python's buffers either.
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):
-            stream.flush()
+    silence_streams_that_fail()
     os._exit(exit_code)
 
 

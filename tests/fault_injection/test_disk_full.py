@@ -21,7 +21,7 @@ from tests.fault_injection.scenarios.disk_full import (
     small_disk,
     small_disks_exist,
 )
-from tests.processes import ROOT
+from tests.processes import ROOT, command
 from tests.trainers.run_dir.test_checkpoints import Run, names_in
 from trainers.reporting.tensorboard import TRAIN, Summaries
 
@@ -131,6 +131,19 @@ def test_nothing_can_be_printed_and_the_exit_code_stays(tmp_path: pathlib.Path) 
     # The log is on another disk, which is not full.
     lines = [line.split(maxsplit=2)[2] for line in log.read_text().splitlines()]
     assert lines == ["one", "warning: two", "three", "error: four"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "exit_code"), [("--help", 2), ("--version", 2), ("--no_such_flag", 2)]
+)
+def test_a_command_without_a_run_ends_with_its_exit_code(
+    flag: str, exit_code: int
+) -> None:
+    with pathlib.Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command(flag), cwd=ROOT, stdout=full, stderr=full, check=False
+        )
+    assert done.returncode == exit_code
 
 
 @pytest.mark.slow

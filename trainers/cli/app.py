@@ -19,7 +19,7 @@ from strategies.cluster.security import WHAT_IT_MEANS, has_remote
 from strategies.cluster.spec import EVALUATOR, Cluster
 from strategies.common.console import Console, print_error
 from strategies.common.errors import ExitCode, PeerLostError, UsageError
-from strategies.common.native_log import exit_at_once
+from strategies.common.native_log import exit_at_once, silence_streams_that_fail
 from strategies.common.text import one_line, printable
 from strategies.processes.parent import end_with_launcher
 from trainers import inputs
@@ -161,9 +161,7 @@ def _print_help(text: str) -> ExitCode:
     try:
         print(text, flush=True)
     except OSError as error:
-        # Python flushes standard output again when the process exits; the rest of the
-        # buffer goes to /dev/null, so that the flush cannot fail a second time.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence_streams_that_fail()
         # A reader such as `head` closes the pipe early; this is no error.
         if not isinstance(error, BrokenPipeError):
             words = f"--help cannot be printed ({error.strerror}): give it a terminal."

@@ -187,6 +187,11 @@ def is_batched(dataset: tf.data.Dataset) -> bool | None:
     return found.pop() if len(found) == 1 else None
 
 
+def reads_ahead(dataset: tf.data.Dataset) -> bool:
+    """Returns whether a data set ends with a prefetch."""
+    return isinstance(dataset, prefetch_op._PrefetchDataset)
+
+
 def without_reading_ahead(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns a data set without the prefetches at its end, for a look at it.
 

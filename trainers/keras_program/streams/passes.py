@@ -15,7 +15,10 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
-from strategies.common.private_apis.fit_data import without_reading_ahead
+from strategies.common.private_apis.fit_data import (
+    reads_ahead,
+    without_reading_ahead,
+)
 
 # Function from the number of earlier passes of an iterator, an int64 scalar, to the
 # batches of a pass.
@@ -79,7 +82,13 @@ class ReadPasses:
     def _begin(self) -> None:
         if self._reader is None or not self._is_kept:
             self._reader = self._opened()
-            self._dataset = without_reading_ahead(self._reader.get_tf_dataset())
+            batches = self._reader.get_tf_dataset()
+            self._dataset = without_reading_ahead(batches)
+            if reads_ahead(batches) and not self._is_endless:
+                # Keras has one thread read while another converts, also beyond a pass.
+                self._dataset = self._dataset.take(self._num_batches).prefetch(
+                    tf.data.AUTOTUNE
+                )
         # `fit` does so before the first epoch, and `evaluate` before each pass.
         self._reader.on_epoch_end()
 
