@@ -101,6 +101,10 @@ _OWN_STEPS = (
     "tests/trainers/keras_program/test_same_as_fit.py::"
     "test_a_step_of_its_own_trains_as_with_fit"
 )
+_CALLS = (
+    "tests/trainers/keras_program/test_same_as_fit.py::"
+    "test_a_call_of_fit_does_what_keras_does"
+)
 
 MUTATIONS = (
     Mutation(
@@ -591,6 +595,23 @@ MUTATIONS = (
         "strategies/common/private_apis/random_numbers.py",
         (('_OPERATIONS = ("rng_read_and_skip",)', "_OPERATIONS = ()"),),
         tests="tests/trainers/model/random_numbers/test_tensorflow_draws.py",
+    ),
+    Mutation(
+        "the next pass over a program's data is read during validation",
+        "trainers/keras_program/streams/stream.py",
+        (
+            (
+                "prefetch(tf.data.AUTOTUNE).concatenate(end)",
+                "prefetch(tf.data.AUTOTUNE)",
+            ),
+        ),
+        tests=f"{_CALLS}[random_parts-multi_worker_mirrored]",
+    ),
+    Mutation(
+        "workers do not learn what the chief's callbacks have drawn",
+        "trainers/keras_program/epochs.py",
+        (("if self._has_callbacks and has_passes:", "if False:"),),
+        tests=f"{_CALLS}[random_parts_and_callback-multi_worker_mirrored]",
     ),
 )
 
