@@ -31,6 +31,7 @@ from trainers.model.optimizers.loss_scale import REPORTED_SCALE
 from trainers.reporting.metrics import MetricsWindow
 from trainers.run_dir.train_state import CALLBACKS, STOPPED
 from trainers.user_code import wrap_user_errors
+from trainers.user_code.losses import CompiledObjective
 from trainers.user_code.own_step.objective import reported_names
 
 
@@ -321,5 +322,6 @@ class Epochs:
 
 def _metric_names(objective: Objective) -> set[str]:
     """Returns the names of the compiled metrics."""
-    metrics = getattr(objective, "metrics", None)
-    return {one.metric.name for one in metrics.resolved} if metrics else set()
+    if not isinstance(objective, CompiledObjective):
+        return set()
+    return {one.metric.name for one in objective.metrics.resolved}

@@ -58,7 +58,7 @@ def test_the_scale_of_the_loss_is_not_in_the_history(tmp_path: pathlib.Path) -> 
     expected = {"loss", "error", "val_loss", "val_error"}
     assert set(found["history"]) == expected
     rows = processes.metrics_of(tmp_path / "run")
-    assert any("loss_scale" in row for row in rows)
+    assert any("train_loss_scale" in row for row in rows)
 
 
 _TAKEN = """
