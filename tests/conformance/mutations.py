@@ -610,7 +610,7 @@ MUTATIONS = (
     Mutation(
         "workers do not learn what the chief's callbacks have drawn",
         "trainers/keras_program/epochs.py",
-        (("if self._has_callbacks and has_passes:", "if False:"),),
+        (("if self._has_callbacks and has_passes and has_tasks:", "if False:"),),
         tests=f"{_CALLS}[random_parts_and_callback-multi_worker_mirrored]",
     ),
 )

@@ -316,7 +316,9 @@ class Epochs:
         """
         train = self._parts.data.train
         has_passes = isinstance(train, ProgramStream) and not train.is_one_pass
-        if self._has_callbacks and has_passes:
+        # In a single process a thread of the program may draw in the meantime.
+        has_tasks = self._parts.config.strategy.traits.multi_process
+        if self._has_callbacks and has_passes and has_tasks:
             set_random_state(broadcast_json(self._parts.strategy, random_state()))
 
 
