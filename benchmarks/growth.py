@@ -17,6 +17,7 @@ import dataclasses
 import itertools
 import pathlib
 import re
+import shutil
 import statistics
 import sys
 import time
@@ -177,7 +178,9 @@ class Growth:
         run = read_run(path, arm=name, seed=0, log=log)
         if not run.is_completed:
             print(f"{time.strftime('%H:%M:%S')} {name}", flush=True)
-            config = experiment.config.replace(run_dir=str(path), resume="auto")
+            # A resumed run would be timed wrongly.
+            shutil.rmtree(path, ignore_errors=True)
+            config = experiment.config.replace(run_dir=str(path))
             measure_run(config, log, PreemptionSignals(), self._starter)
             run = read_run(path, arm=name, seed=0, log=log)
         if not run.is_completed:
