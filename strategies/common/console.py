@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import faulthandler
-import os
 import pathlib
 import sys
 import time
@@ -38,9 +37,7 @@ class _Terminal(rich.console.Console):
     def on_broken_pipe(self) -> None:
         """Silences the console; rich itself would end the process and the run."""
         self.quiet = True
-        # Python flushes standard output once more at exit. On a broken pipe that flush
-        # would fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence_streams_that_fail()
 
 
 def print_error(line: str) -> None:

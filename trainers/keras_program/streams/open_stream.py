@@ -219,6 +219,7 @@ def _stream(
 ) -> ProgramStream:
     return ProgramStream(
         one_pass=one_pass,
+        spec=one_pass(tf.zeros([], tf.int64)).element_spec,
         is_one_pass=is_one_pass,
         full_batch=full,
         batch_size=int(tensors_of(full)[0].shape[0]),

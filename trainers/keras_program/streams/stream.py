@@ -37,6 +37,7 @@ class ProgramStream:
     Attributes:
       one_pass: Function to the batches of a pass over the data: tuples of features,
         labels and perhaps sample weights.
+      spec: Specification of a batch.
       is_one_pass: True if the first pass has no end.
       full_batch: Batch of the usual size.
       batch_size: Examples of that batch; others may have fewer.
@@ -44,6 +45,7 @@ class ProgramStream:
     """
 
     one_pass: OnePass
+    spec: Any
     is_one_pass: bool = False
     full_batch: Any
     batch_size: int
@@ -130,7 +132,7 @@ class StreamBatches:
         shard_index: tf.Tensor | int,
         num_shards: int,
     ) -> Batch:
-        spec = parts_of(self.stream.one_pass(tf.zeros([], tf.int64)).element_spec)
+        spec = parts_of(self.stream.spec)
         return cached_data.shard(
             spec, step, shard_index, num_shards, self.stream.batch_size
         )
