@@ -59,19 +59,15 @@ class Loss:
         unreduced = self.resolved.computed_by(Unreduced(loss))
         values = unreduced(labels, predictions, weights)
         of_rows_weight = self.weight_of_rows(labels, predictions, weights)
-        if of_rows_weight is not None:
-            size = num_rows(predictions) if global_size is None else global_size
-            total = tf.reduce_sum(of_rows_weight) if total is None else total
-            summed = of_rows(tf.reduce_sum, values, predictions, self.title)
-            factor = tf.math.divide_no_nan(
-                tf.cast(size, summed.dtype), tf.cast(total, summed.dtype)
-            )
-            return summed * factor
-        if loss.reduction != "sum":
+        if of_rows_weight is None and loss.reduction != "sum":
             return of_rows(tf.reduce_mean, values, predictions, self.title)
         summed = of_rows(tf.reduce_sum, values, predictions, self.title)
         size = num_rows(predictions) if global_size is None else global_size
-        return tf.cast(size, summed.dtype) * summed
+        size = tf.cast(size, summed.dtype)
+        if of_rows_weight is None:
+            return size * summed
+        total = tf.reduce_sum(of_rows_weight) if total is None else total
+        return summed * tf.math.divide_no_nan(size, tf.cast(total, summed.dtype))
 
     def weight_of_rows(
         self, labels: Any, predictions: Any, weights: Any
@@ -165,9 +161,9 @@ def sums_over_batches(
       global_size: Examples of the global batch.
     """
     found = {}
+    size = tf.cast(global_size, tf.float64)
     for name, values in losses.items():
         rows = tf.cast(values, tf.float64)
-        size = tf.cast(global_size, tf.float64)
         found[name + _TOTAL] = Summed(tf.reduce_sum(rows) / size)
         found[name + _COUNT] = Summed(tf.reduce_sum(tf.ones_like(rows)) / size)
     return found

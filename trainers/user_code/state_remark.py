@@ -18,7 +18,12 @@ from strategies.common.types import Batch
 from trainers.model.random_numbers.of_step import StepRandomNumbers
 from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
 from trainers.model.random_numbers.seeds import seed_states
-from trainers.user_code.halves import are_means, number_of, parts_of_batch
+from trainers.user_code.halves import (
+    are_means,
+    number_of,
+    parts_of_batch,
+    relative_rounding,
+)
 from trainers.user_code.independence import agree
 
 
@@ -57,10 +62,10 @@ def forward_remark(model: keras.Model, few: Batch) -> str | None:
 
 def _may_mix_examples(model: keras.Model) -> bool:
     """Returns whether code of the user's own may compare the examples of a batch."""
-    layers = flat_layers(model)
-    # Rows of a batch are rounded otherwise in another batch.
-    if any(x.compute_dtype in ("float16", "bfloat16") for x in layers):
+    # In half precision rows of a batch are rounded otherwise in another batch.
+    if relative_rounding(model):
         return False
+    layers = flat_layers(model)
     operations = [part for x in layers for part in getattr(x, "operations", [])]
     is_users = any(
         isinstance(part, keras.layers.Lambda)
