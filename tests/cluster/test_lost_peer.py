@@ -14,9 +14,12 @@ from tests import processes
 
 pytestmark = pytest.mark.slow
 
-# Worker 1 ends before the second sum. The others wait until it is gone, and print the
-# error of their own second sum. `whose` is "ours" for the project's sums and "theirs"
-# for TensorFlow's.
+# Every worker says that it has the first sum. The test kills worker 1 then, because a
+# worker that ended by itself could take parts of the first sum with it that others have
+# not read yet. The others wait until it is gone, and print the error of their own
+# second sum. Worker 0 stays until the test closes its input: it leads the coordination
+# service, and its end would abort the others. `whose` is "ours" for the project's sums
+# and "theirs" for TensorFlow's.
 _SUM = """
 import json
 import os
@@ -54,14 +57,16 @@ def run():
 
 total = strategy.experimental_local_results(run())[0].numpy().tolist()
 assert total == [strategy.num_replicas_in_sync] * int(size), total
+print("summed", flush=True)
 if cluster["task"]["index"] == 1:
-    os._exit(0)
+    sys.stdin.read()
 while is_listening(cluster["cluster"]["worker"][1]):
     time.sleep(0.05)
 try:
     run()
 except tf.errors.OpError as error:
-    print(error, flush=True)
+    print(repr(str(error)), flush=True)
+sys.stdin.read()
 # A normal exit would wait for the others.
 os._exit(0)
 """
@@ -81,17 +86,25 @@ def _errors_of_survivors(whose: str, size: int, dtype: str, workers: int) -> lis
                 [sys.executable, "-c", *words],
                 cwd=processes.ROOT,
                 env={**os.environ, "TF_CONFIG": config},
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
                 text=True,
             )
         )
     try:
-        printed = [p.communicate(timeout=processes.PATIENCE_SECONDS) for p in started]
+        assert [_line_of(process) for process in started] == ["summed"] * workers
+        started[1].kill()
+        return [_line_of(p) for index, p in enumerate(started) if index != 1]
     finally:
         for process in started:
             process.kill()
-    return [found for index, (found, _) in enumerate(printed) if index != 1]
+            process.communicate()
+
+
+def _line_of(process: subprocess.Popen[str]) -> str:
+    """Returns the next line that a process prints, empty if it has ended."""
+    assert process.stdout is not None
+    return process.stdout.readline().rstrip()
 
 
 # TensorFlow gives the parts of these sizes to only one or two of the workers.
