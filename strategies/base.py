@@ -111,6 +111,8 @@ class Strategy(abc.ABC):
     call_seconds: ClassVar[float] = 0.05
     # A call has as many steps at least, however long they take.
     fewest_steps_per_call: int = 1
+    # True if other processes run the same loop, so that all have to stop together.
+    loops_together: ClassVar[bool] = False
     # Function that reads weights held by other tasks. None: TensorFlow reads each
     # variable separately.
     read: Read | None = None

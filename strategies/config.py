@@ -248,6 +248,13 @@ class StrategyConfig:
         used_by=_OF_CLUSTERS,
         has_flag=False,
     )
+    stop_timeout_seconds: float = setting(
+        10.0,
+        "Seconds in which tasks that are asked to stop can save a checkpoint.",
+        above=0,
+        used_by=_OF_CLUSTERS,
+        has_flag=False,
+    )
     max_restarts: int | None = setting(
         None,
         "How often lost tasks of a cluster on this machine are started again, from the "

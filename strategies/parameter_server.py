@@ -110,6 +110,7 @@ class ParameterServer(Strategy):
             cluster,
             config.startup_timeout_seconds,
             config.peer_timeout_seconds,
+            config.stop_timeout_seconds,
             pathlib.Path(ending(cluster.task)),
         )
 

@@ -79,6 +79,7 @@ class Plan:
         most, each on a host of an emulated network; None for one network without limit.
       max_restarts: Number of restarts of dead tasks without progress in between.
       patience_seconds: Longest suspension of a task before it counts as dead.
+      stop_timeout_seconds: Time for a checkpoint of the tasks that are asked to stop.
       resume_flags: Additional arguments of the command when all tasks are restarted.
       last_arguments: Arguments that follow after all others.
       starter: What starts the processes of the tasks.
@@ -98,6 +99,7 @@ class Plan:
     emulated_bandwidth_mbit: float | None = None
     max_restarts: int = 0
     patience_seconds: float = math.inf
+    stop_timeout_seconds: float = 10.0
     resume_flags: Sequence[str] = ()
     last_arguments: Sequence[str] = ()
     starter: ProcessStarter = dataclasses.field(default_factory=ProcessStarter)

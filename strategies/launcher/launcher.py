@@ -18,7 +18,7 @@ from strategies.common.errors import PeerLostError
 from strategies.common.signals import STOPS, requests_to_stop
 from strategies.launcher.launch_config import Plan, continued
 from strategies.launcher.process import LaunchedTask
-from strategies.launcher.process_group import SECONDS_TO_STOP, TaskGroup
+from strategies.launcher.process_group import TaskGroup
 from strategies.processes.emulated_network import networks_of_tasks
 from strategies.processes.network_isolation import Network
 from strategies.processes.process_title import LAUNCHER, set_name
@@ -101,9 +101,11 @@ class Launcher:
         self._tasks.stop_training(number)
         self._tasks.wait_for_servers()
         if chief.process.poll() is None:
+            seconds = self._plan.stop_timeout_seconds
             self._say(
-                f"{chief.cluster.task} has not ended {SECONDS_TO_STOP:g} s after "
-                f"{signal.Signals(number).name}, and is killed."
+                f"{chief.cluster.task} has not ended {seconds:g} s after "
+                f"{signal.Signals(number).name}, and is killed: a higher "
+                "--set=strategy.stop_timeout_seconds leaves more time for a checkpoint."
             )
             return 128 + number
         # Prefer the failed task's own exit status to the chief's report of it.

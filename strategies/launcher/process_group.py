@@ -19,7 +19,6 @@ from strategies.launcher.launch_config import Plan
 from strategies.launcher.process import LaunchedTask
 from strategies.processes.network_isolation import Network
 
-SECONDS_TO_STOP = 10.0
 _SECONDS_FOR_OTHERS_TO_END = 20.0
 _SECONDS_TO_NOTICE = 1.0
 # Servers look for their shutdown file five times a second.
@@ -90,7 +89,7 @@ class TaskGroup:
     def stop_training(self, number: int) -> None:
         """Forwards a signal to the tasks that train, and waits for their ends."""
         self.tell(number)
-        wait_for_ends(SECONDS_TO_STOP, self._training())
+        wait_for_ends(self._plan.stop_timeout_seconds, self._training())
 
     def wait_for_those_that_stayed(self) -> None:
         """Waits for the ends of all tasks that were never restarted."""

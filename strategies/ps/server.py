@@ -26,13 +26,13 @@ _LEAST_INTER_OP_THREADS = 4
 _POLL_SECONDS = 0.2
 _SECONDS_UNTIL_LOST = 3.0
 _SECONDS_TO_GIVE_BACK = 10.0
-_SECONDS_AFTER_SIGNAL = 10.0
 
 
 def serve(
     cluster: Cluster,
     startup_timeout_seconds: float,
     peer_timeout_seconds: float,
+    stop_timeout_seconds: float,
     shutdown_file: pathlib.Path,
 ) -> int:
     """Serves until the chief shuts this task down or is dead.
@@ -43,6 +43,7 @@ def serve(
       cluster: Cluster with this worker or parameter server as its own task.
       startup_timeout_seconds: Longest wait for the other tasks to start.
       peer_timeout_seconds: Longest silence of the chief's machine.
+      stop_timeout_seconds: Time for the chief's checkpoint after a signal.
       shutdown_file: File that the chief writes when it ends.
 
     Returns:
@@ -58,7 +59,7 @@ def serve(
     # Reports a port that is in use before TensorFlow starts its server.
     with hold_port(cluster):
         pass
-    signals = _Signals()
+    signals = _Signals(stop_timeout_seconds)
     server = tf.distribute.Server(
         cluster_spec(cluster),
         job_name=cluster.job,
@@ -94,8 +95,9 @@ class _Signals:
     variables of this task. A second signal ends the process at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stop_timeout_seconds: float) -> None:
         self.exit_code = 0
+        self._stop_timeout_seconds = stop_timeout_seconds
         self._deadline: float | None = None
         self._handled = requests_to_stop()
         for number in self._handled:
@@ -111,7 +113,7 @@ class _Signals:
     def _receive(self, number: int, frame: FrameType | None) -> None:
         del frame
         self.exit_code = 128 + number
-        self._deadline = time.monotonic() + _SECONDS_AFTER_SIGNAL
+        self._deadline = time.monotonic() + self._stop_timeout_seconds
         for each in self._handled:
             signal.signal(each, signal.SIG_DFL)
 

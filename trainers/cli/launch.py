@@ -99,6 +99,7 @@ def plan_of(config: Config, argv: Sequence[str], folder: RunDir) -> Plan:
         variables=variables_of_import(config),
         max_restarts=config.strategy.restarts_without_progress,
         patience_seconds=config.strategy.peer_timeout_seconds,
+        stop_timeout_seconds=config.strategy.stop_timeout_seconds,
         # Added to the command when all tasks are restarted.
         resume_flags=["--resume=auto"],
         last_arguments=["--", *arguments] if arguments else (),

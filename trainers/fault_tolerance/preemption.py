@@ -24,7 +24,14 @@ class PreemptionSignals:
     it only repeats what a launcher has received as well.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stops_together: bool = False) -> None:
+        """Takes over no signal yet.
+
+        Args:
+          stops_together: True if other processes have to stop at the same step. They
+            learn of a signal with the next call of the inner loop.
+        """
+        self._stops_together = stops_together
         self._received: int | None = None
         self._previous: dict[int, Any] = {}
 
@@ -51,10 +58,10 @@ class PreemptionSignals:
         return _EXIT_CODES[signal.Signals(self._received or signal.SIGTERM)]
 
     def __call__(self, report: StepEvent) -> None:
-        """Raises `StopRequested` if any process received a signal before this step.
+        """Raises `StopRequested` if this run was asked to stop.
 
-        Every process raises it after the same step. A run that has reached its last
-        step ends normally.
+        Processes that stop together do so after the same step. A run that has reached
+        its last step ends normally.
 
         Args:
           report: Report of the last call of the inner loop.
@@ -62,7 +69,9 @@ class PreemptionSignals:
         Raises:
           StopRequested: A process received a signal.
         """
-        if report.results.agreed.stop_requested and not report.is_last:
+        agreed = report.results.agreed.stop_requested
+        asked = agreed if self._stops_together else self.requested
+        if asked and not report.is_last:
             raise StopRequested(self.exit_code)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:

@@ -20,7 +20,7 @@ SUPPORTED = {"tensorflow": ("2.21",), "keras": ("3.12", "3.15")}
 _MAY_DIFFER = {
     *("verbose", "intra_op_threads", "inter_op_threads"),
     *("memory_growth", "memory_limit_mib", "memory_fraction"),
-    *("startup_timeout_seconds", "peer_timeout_seconds"),
+    *("startup_timeout_seconds", "peer_timeout_seconds", "stop_timeout_seconds"),
 }
 
 

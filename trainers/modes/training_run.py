@@ -149,7 +149,7 @@ class TrainingRun:
         if self.metrics.phases is not None:
             self.metrics.phases.describe(graph)
         self.reporter.describe(graph)
-        with PreemptionSignals() as signals:
+        with PreemptionSignals(self.parts.strategy.loops_together) as signals:
             while True:
                 try:
                     self._advance(batches, signals)

@@ -384,6 +384,23 @@ def test_the_first_signal_waits_for_a_step_and_gives_the_next_one_back(
     assert [signal.getsignal(n) for n in SIGNALS] == before
 
 
+def test_a_signal_within_a_call_stops_a_process_that_stops_alone() -> None:
+    with PreemptionSignals() as signals:
+        of_the_call = report(signals)
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(StopRequested):
+            signals(of_the_call)
+
+
+def test_processes_that_stop_together_learn_of_a_signal_with_the_next_call() -> None:
+    with PreemptionSignals(stops_together=True) as signals:
+        of_the_call = report(signals)
+        os.kill(os.getpid(), signal.SIGTERM)
+        signals(of_the_call)
+        with pytest.raises(StopRequested):
+            signals(report(signals))
+
+
 def test_an_interrupt_that_is_ignored_is_not_taken_over() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
