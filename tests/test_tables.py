@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tensorboard.plugin_util import markdown_to_safe_html
 
 from strategies.common.text import table_lines
+from trainers.reporting.tensorboard import table
 
 ROWS = [["arm", "ms", "[bold]"], ["one_device", "1.5", "-"], ["tower", "10.25", "7"]]
 
@@ -35,3 +37,8 @@ def test_a_table_has_no_escape_sequences(
     monkeypatch.setenv(variable, "1")
     monkeypatch.setenv("COLUMNS", "20")
     assert table_lines(ROWS) == plain
+
+
+def test_a_bar_in_a_setting_does_not_end_its_cell_in_tensorboard() -> None:
+    page = markdown_to_safe_html(table(("setting", "value"), [("run_dir", "a|b")]))
+    assert "<td>a|b</td>" in page

@@ -319,4 +319,6 @@ def by_tag(means: Mapping[str, float]) -> dict[str, float]:
 def table(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
     """Returns a Markdown table for TensorBoard's text dashboard."""
     lines = [header, ("---",) * len(header), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+    # A bar in a cell would end it.
+    cells = [[str(cell).replace("|", r"\|") for cell in line] for line in lines]
+    return "\n".join("| " + " | ".join(line) + " |" for line in cells)
