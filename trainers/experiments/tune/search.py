@@ -179,7 +179,7 @@ class Search:
         loss = loss_of(run)
         self._console.narrate(
             f"tune {self._num_ended:>3}/{self._num_expected} | {name} | "
-            + (f"{run.status}: {run.reason}" if loss is None else f"loss {loss:.4f}")
+            + (f"loss {loss:.4f}" if loss is not None else _without_loss(run))
         )
         return run
 
@@ -207,11 +207,14 @@ class Search:
         )
 
 
+def _without_loss(run: Run) -> str:
+    return f"{run.status}: {run.reason or 'its loss of held-out examples is NaN'}"
+
+
 def loss_of(run: Run) -> float | None:
     """Returns a run's final loss, on held-out examples if there are any.
 
-    It is None unless the run completed.
+    It is None unless the run completed, and if it is not finite.
     """
-    figures = run.figures(None)
-    loss = figures["eval_loss"]
-    return figures["train_loss"] if loss is None else loss
+    has_held_out = bool(run.result.get("eval_examples"))
+    return run.figures(None)["eval_loss" if has_held_out else "train_loss"]

@@ -20,6 +20,8 @@ from tests.trainers.experiments.interruption import (
     results_in,
 )
 from trainers.config.run import LARGEST_SEED
+from trainers.experiments.run_record import Run
+from trainers.experiments.tune.search import loss_of
 
 pytestmark = pytest.mark.slow
 
@@ -279,6 +281,21 @@ def test_the_value_before_the_search_is_that_of_a_program(
         assert arm["given_loss"] == of_program["runs"][-1]["loss"]
         assert arm["given_loss"] != other["runs"][-1]["loss"]
     assert f"; without --learning_rate {arm['given_loss']:.4f}" in done.stdout
+
+
+@pytest.mark.parametrize(("eval_examples", "loss"), [(0, 0.5), (10, None)])
+def test_a_loss_of_held_out_examples_that_is_nan_is_no_training_loss(
+    eval_examples: int, loss: float | None
+) -> None:
+    result = {
+        "eval_examples": eval_examples,
+        # As result.json has NaN.
+        "final": {"train_loss": 0.5, "eval_loss": None},
+    }
+    run = Run(
+        arm="a", seed=0, path=pathlib.Path("a"), status="completed", result=result
+    )
+    assert loss_of(run) == loss
 
 
 def test_an_arm_that_always_diverges_ends_it_in_one_line(
