@@ -85,7 +85,7 @@ class Forward:
             if self.stage.is_last:
                 predictions = packed_output(self.model, outputs[0])
                 values = self.objective.of_predictions(
-                    part.labels, predictions, part.global_size
+                    part.labels, predictions, part.global_size, part.totals
                 )
                 sums = weighted_sums(values, part)
                 loss = sums["loss"]

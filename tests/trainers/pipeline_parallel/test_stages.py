@@ -11,9 +11,14 @@ import tensorflow as tf
 
 from tests.conformance.harness import small_config
 from trainers.inputs.sources import ArraySource, Data
+from trainers.model.overlapping_layer_state import layer_state_of
+from trainers.model.train_step import StepSettings, with_totals
 from trainers.pipeline_parallel.build import build_pipeline
 from trainers.pipeline_parallel.layer_graph import LayerGraph
 from trainers.pipeline_parallel.stages import StagedModel, make_stages
+from trainers.pipeline_parallel.step import PipelineStep
+from trainers.user_code.few_examples import few_examples
+from trainers.user_code.model import CustomModel
 
 ROWS = np.random.default_rng(0).standard_normal((4, 3)).astype("float32")
 NAMED = {"a": ROWS, "b": 2 * ROWS}
@@ -66,15 +71,46 @@ def test_stages_compute_what_the_model_computes(
     tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
 
 
-def test_layers_are_measured_with_examples_as_a_step_gets_them() -> None:
-    """Stored images are larger than the crops that a model is trained on."""
-    labels = np.zeros(4, np.int64)
-    data = Data(
-        train=ArraySource(np.zeros((4, 5), np.float32), labels),
+def data_of(rows: np.ndarray, labels: np.ndarray) -> Data:
+    return Data(
+        train=ArraySource(rows, labels),
         evaluation=ArraySource(ROWS, labels),
         input_shape=(3,),
         num_classes=2,
     )
+
+
+def test_layers_are_measured_with_examples_as_a_step_gets_them() -> None:
+    """Stored images are larger than the crops that a model is trained on."""
+    data = data_of(np.zeros((4, 5), np.float32), np.zeros(4, np.int64))
     config = small_config(strategy="model_parallel", global_batch_size=4)
     pipeline = build_pipeline(sequential(), config, ["CPU:0", "CPU:0"], data)
     assert len(pipeline.stages) == 2
+
+
+def test_the_mean_of_a_masked_loss_is_that_of_the_global_batch() -> None:
+    """Not of each micro-batch, in which other numbers of labels count."""
+    model, data = sequential(), data_of(ROWS, np.array([0, 1, 1, 1]))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
+    model.compile(loss=loss)
+    objective = CustomModel(
+        build=lambda data, settings: model,
+        loss=None,
+        metrics=None,
+        few=lambda: few_examples(data.train),
+        data=data,
+        flag="--model",
+    ).objective(model, label_smoothing=0.0)
+    batch = few_examples(data.train, 4)
+    with tf.GradientTape() as tape:
+        expected = loss(batch.labels, model(batch.features))
+    gradients = tape.gradient(expected, [v.value for v in model.trainable_variables])
+    config = small_config(strategy="model_parallel", global_batch_size=4)
+    pipeline = build_pipeline(model, config, ["CPU:0", "CPU:0"], data)
+    assert pipeline.num_microbatches == 4
+    state = layer_state_of(model, updates_overlap=False)
+    step = PipelineStep(model, pipeline, objective, state, StepSettings(seed=0))
+    outputs = tf.function(with_totals(step, model, objective).__call__)(batch)
+    np.testing.assert_allclose(outputs.sums["loss"], 4 * expected, rtol=1e-6)
+    for found, gradient in zip(outputs.gradients, gradients, strict=True):
+        np.testing.assert_allclose(found, gradient, rtol=1e-4, atol=1e-7)
