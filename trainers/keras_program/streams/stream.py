@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from strategies.common.types import Batch
 from strategies.inner_loop.input import no_steps
-from strategies.inner_loop.sharding import shard_rows
-from trainers.inputs.batches import batch_of_steps
+from strategies.inner_loop.sharding import take_shard
 from trainers.inputs.shuffling import Order
 from trainers.keras_program.streams.passes import OnePass
 from trainers.keras_program.streams.windows import (
@@ -132,10 +131,8 @@ class StreamBatches:
         shard_index: tf.Tensor | int,
         num_shards: int,
     ) -> Batch:
-        spec = parts_of(self.stream.spec)
-        return cached_data.shard(
-            spec, step, shard_index, num_shards, self.stream.batch_size
-        )
+        parts = cached_data.parts(parts_of(self.stream.spec), step)
+        return take_shard(self._whole(step, parts), shard_index, num_shards)
 
     def dataset(self, shard_index: int, num_shards: int) -> tf.data.Dataset:
         return self.spans(shard_index, num_shards).unbatch()
@@ -152,8 +149,9 @@ class StreamBatches:
         self, shards: int | tuple[int, ...], num_shards: int
     ) -> tf.data.Dataset:
         def of_shards(step: tf.Tensor, batch: Any) -> Any:
+            whole = self._whole(step, parts_of(batch))
             return tf.nest.map_structure(
-                lambda shard: self._shard(step, batch, shard, num_shards), shards
+                lambda shard: _span_of(take_shard(whole, shard, num_shards)), shards
             )
 
         def spans_of(index: tf.Tensor) -> tf.data.Dataset:
@@ -173,24 +171,17 @@ class StreamBatches:
             self._pipelines[key] = spans
         return self._pipelines[key]
 
-    def _shard(
-        self, step: tf.Tensor, batch: Any, shard_index: int, num_shards: int
-    ) -> Batch:
-        """Returns a shard of a batch as a span of one step."""
-        features, labels = parts_of(batch)
-        size = tf.shape(tensors_of(batch)[0], tf.int64)[0]
-        start, stop, num_rows = shard_rows(size, shard_index, num_shards)
-        features, labels = tf.nest.map_structure(
-            lambda rows: rows[start:stop], (features, labels)
-        )
-        # No example of a stream has a number: rows are numbered over all steps.
-        first = step * self.stream.batch_size
-        return batch_of_steps(
-            first=step,
-            shard_index=shard_index,
-            num_rows=num_rows,
+    def _whole(self, step: tf.Tensor, parts: tuple[Any, Any]) -> Batch:
+        """Returns the global batch of a step from its features and labels."""
+        features, labels = parts
+        size = tf.shape(tensors_of(features)[0], tf.int64)[0]
+        return Batch(
+            step=step,
+            replica=tf.zeros([], tf.int64),
             global_size=size,
-            indices=(first + tf.range(start, stop))[tf.newaxis],
+            num_rows=size,
+            # No example of a stream has a number: rows are numbered over all steps.
+            indices=step * self.stream.batch_size + tf.range(size),
             features=features,
             labels=labels,
         )
@@ -215,6 +206,11 @@ class StreamBatches:
     def _num_passes(self) -> int:
         # Division that rounds up: the last pass may not be needed whole.
         return -(-(self.last_step - self.order.first_step) // self._pass_length())
+
+
+def _span_of(batch: Batch) -> Batch:
+    """Returns a batch as a span of one step."""
+    return tf.nest.map_structure(lambda values: values[tf.newaxis], batch)
 
 
 def map_in_turn(

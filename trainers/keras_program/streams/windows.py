@@ -9,8 +9,6 @@ import keras
 import tensorflow as tf
 
 from models.objective import Weighted
-from strategies.common.types import Batch
-from strategies.inner_loop.sharding import shard_rows
 
 # A window is sent to every worker, and a call of the inner loop has at most its steps.
 _WINDOW_BYTES = 16 * 2**20
@@ -24,13 +22,11 @@ class Window(NamedTuple):
 
     Attributes:
       first_step: First step, int64 scalar.
-      sizes: Examples of each step, int64 [steps].
       features: Serialized tensors of features, strings [steps].
       labels: Serialized tensors of labels, strings [steps].
     """
 
     first_step: tf.Tensor
-    sizes: tf.Tensor
     features: Any
     labels: Any
 
@@ -52,46 +48,22 @@ class Window(NamedTuple):
         features, labels = tf.nest.map_structure(
             lambda *of_steps: filled(map(tf.io.serialize_tensor, of_steps)), *parts
         )
-        sizes = filled(tf.shape(tensors_of(part)[0], tf.int64)[0] for part in parts)
-        return cls(tf.constant(first_step, tf.int64), sizes, features, labels)
+        return cls(tf.constant(first_step, tf.int64), features, labels)
 
-    def shard(
-        self,
-        spec: Any,
-        step: tf.Tensor,
-        shard_index: tf.Tensor | int,
-        num_shards: int,
-        batch_size: int,
-    ) -> Batch:
-        """Returns one shard of one step, as graph operations.
+    def parts(self, spec: Any, step: tf.Tensor) -> tuple[Any, Any]:
+        """Returns features and labels of one step, as graph operations.
 
         Args:
           spec: Specification of features and labels.
           step: Step, int64 scalar.
-          shard_index: Index of the shard.
-          num_shards: Number of shards of a batch.
-          batch_size: Examples of a step, by which rows are numbered.
         """
         index = step - self.first_step
-        size = self.sizes[index]
-        start, stop, num_rows = shard_rows(size, shard_index, num_shards)
 
-        def rows_of(spec: tf.TensorSpec, serialized: tf.Tensor) -> tf.Tensor:
+        def parsed(spec: tf.TensorSpec, serialized: tf.Tensor) -> tf.Tensor:
             rows = tf.io.parse_tensor(serialized[index], spec.dtype)
-            return tf.ensure_shape(rows, spec.shape)[start:stop]
+            return tf.ensure_shape(rows, spec.shape)
 
-        features, labels = tf.nest.map_structure(
-            rows_of, spec, (self.features, self.labels)
-        )
-        return Batch(
-            step=step,
-            replica=tf.cast(shard_index, tf.int64),
-            global_size=size,
-            num_rows=num_rows,
-            indices=step * batch_size + tf.range(start, stop),
-            features=features,
-            labels=labels,
-        )
+        return tf.nest.map_structure(parsed, spec, (self.features, self.labels))
 
 
 def most_window_steps(batch: Any, num_batches: int) -> int:
