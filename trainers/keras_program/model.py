@@ -109,6 +109,7 @@ class LentModel:
             has_loss = getattr(self.model, "loss", None) is not None
             if is_own or not (has_labels and has_loss):
                 objective = own_step(self.model, some, _held_out(data))
+                self.remark = objective.remark
                 self._take_optimizers(objective)
             else:
                 build_with(self.model, few)

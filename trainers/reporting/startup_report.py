@@ -20,7 +20,6 @@ from trainers.loop.memory_estimate import (
 from trainers.loop.parts import TrainingParts
 from trainers.model.layer_state import sums_over_replicas
 from trainers.run_dir.run_dir import RunDir
-from trainers.user_code.own_step.objective import remark_of
 
 
 def print_startup_report(
@@ -62,7 +61,6 @@ def print_startup_report(
     console.item("run", f"{folder.path}{resumed}")
     for words in (
         _other_optimizer(assembly),
-        remark_of(assembly.objective) if strategy.num_replicas > 1 else None,
         _unsynchronized(assembly) if strategy.num_replicas > 1 else None,
         substitution(assembly.config.strategy.device_choice),
     ):

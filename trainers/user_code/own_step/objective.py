@@ -156,8 +156,3 @@ def loss_metric_of(objective: Any) -> str | None:
         return "loss"
     source = objective.train.sources.get(objective.train.loss_name)
     return None if source is None else objective.train.metrics[source[0]].metric.name
-
-
-def remark_of(objective: Any) -> str | None:
-    """Returns the remark of a step of the model's own; None for other objectives."""
-    return objective.remark if isinstance(objective, OwnStep) else None
