@@ -32,13 +32,10 @@ def whole_executions(
     most = min(most or compiled, common)
     size = max(size for size in range(1, most + 1) if common % size == 0)
     model.steps_per_execution = size
-    # The program may have traced it with its own number, in `evaluate`.
-    model.test_function = None
     try:
         yield
     finally:
         model.steps_per_execution = compiled
-        model.test_function = None
 
 
 def validation_in_executions(

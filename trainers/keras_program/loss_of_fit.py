@@ -26,7 +26,6 @@ class LossOfFit:
           model: Compiled model of the program.
           name: Name of the metric that keeps the loss; None if none does.
         """
-        self._model = model
         self._metrics = [
             metric
             for metric in all_metrics(model)
@@ -37,17 +36,17 @@ class LossOfFit:
 
     @contextlib.contextmanager
     def followed(self) -> Iterator[None]:
-        """Passes the values of the metric to the second mean, in the block."""
+        """Passes the values of the metric to the second mean, in the block.
+
+        The step has to be traced there: that of a lent model has no trace before.
+        """
         for metric in self._metrics:
             metric.update_state = self._both(metric, metric.update_state)
-        # An earlier `fit` may have traced the step without the second mean.
-        self._model.train_function = None
         try:
             yield
         finally:
             for metric in self._metrics:
                 del metric.update_state
-            self._model.train_function = None
 
     def take(self) -> float | None:
         """Returns the mean since the last call; None if no metric keeps the loss."""
