@@ -609,8 +609,8 @@ MUTATIONS = (
     ),
     Mutation(
         "workers do not learn what the chief's callbacks have drawn",
-        "trainers/keras_program/epochs.py",
-        (("if self._has_callbacks and has_passes and has_tasks:", "if False:"),),
+        "trainers/keras_program/chief_callbacks.py",
+        (("if self._are_given and has_passes and has_tasks:", "if False:"),),
         tests=f"{_CALLS}[random_parts_and_callback-multi_worker_mirrored]",
     ),
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainers.keras_program.epochs import Epochs
-from trainers.loop.loop import Always, At, Callback, Every, StepEvent, When
+from trainers.loop.loop import Always, At, Callback, Every, StepEvent, When, While
 
 
 class TrainingStopped(Exception):
@@ -49,10 +49,8 @@ def callbacks_of(
             end(event)
 
     at_end = _at_ends(epochs, with_equal_variables(end))
-    found: list[When] = [Always(epochs.window)]
-    if epochs.observes_batches:
-        found.append(Every(1, with_equal_variables(end_batch)))
-    return [*found, at_end]
+    at_batches = While(epochs.is_due_at_batch, with_equal_variables(end_batch))
+    return [Always(epochs.window), at_batches, at_end]
 
 
 def _at_ends(epochs: Epochs, callback: Callback) -> Every | At:

@@ -297,7 +297,7 @@ class _Program:
         if exit_code == ExitCode.DONE:
             # Also of a run that was complete before.
             epochs.finalize()
-            epochs.share_history()
+            epochs.callbacks.share_history()
             step = parts.applied_steps()
             self._phase = Phase(
                 number=self._num_fits + 1,
@@ -306,4 +306,4 @@ class _Program:
             )
         # Only now, because epochs read variables of the strategy until their end.
         lent.take_back()
-        return epochs.history, exit_code
+        return epochs.callbacks.history, exit_code

@@ -126,7 +126,28 @@ class Always:
         return True
 
 
-When = Every | At | Always
+@dataclasses.dataclass(frozen=True, slots=True)
+class While:
+    """Trigger for a callback after every step as long as a condition holds.
+
+    Attributes:
+      holds: Function that returns whether the condition holds now.
+      callback: Callback to run.
+      observe: Detail of the summaries of each step.
+    """
+
+    holds: Callable[[], bool]
+    callback: Callback
+    observe: SummaryLevel = SummaryLevel.NONE
+
+    def next_after(self, step: int, last_step: int) -> int:
+        return step + 1 if self.holds() else last_step
+
+    def is_due(self, report: StepEvent) -> bool:
+        return self.holds()
+
+
+When = Every | At | Always | While
 
 
 class StepsPerLoop:

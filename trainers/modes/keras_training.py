@@ -64,7 +64,7 @@ class KerasTraining(TrainingRun):
                 watcher.losses.followed(),
                 watcher.numbers.replayed() if replays else contextlib.nullcontext(),
             ):
-                self.epochs.history = self.epochs.fit(
+                self.epochs.callbacks.history = self.epochs.fit(
                     _as_fit_takes_it(watcher.counted(self.parts.batches(first))),
                     epochs=self.epochs.last_epoch,
                     initial_epoch=arguments.initial_epoch,

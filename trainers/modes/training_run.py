@@ -2,7 +2,8 @@
 
 The chief differs from the other tasks only in its reporter, which writes the run
 folder; theirs does nothing. A reporter communicates with no other task: all collective
-operations outside of steps are in this module, in the order in which they happen.
+operations outside of steps are in this module, in the order in which they happen, apart
+from those around the callbacks and calls of a Keras program.
 """
 
 from __future__ import annotations

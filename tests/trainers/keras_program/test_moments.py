@@ -93,3 +93,50 @@ def test_moments_and_logs_are_those_of_fit(
         assert place == other[:-1]
         # Sums of float32 in another order.
         assert logs == pytest.approx(other[-1], rel=1e-5), place
+
+
+# A callback asks to stop where the training, an epoch or a batch begins.
+_STOPPED = """
+import json
+
+import keras
+import numpy as np
+
+x = np.random.default_rng(0).normal(size=(24, 4)).astype("float32")
+
+
+def fit(method, *at):
+    class Stops(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            seen.append(epoch)
+
+    def stop(self, *place, logs=None):
+        seen.append([method, *place])
+        self.model.stop_training |= place[: len(at)] == at
+
+    setattr(Stops, method, lambda self, *given, logs=None: stop(self, *given[:1]))
+    seen = []
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    history = model.fit(
+        x, x[:, 0], batch_size=8, epochs=3, verbose=0, callbacks=[Stops()]
+    )
+    return [seen, history.epoch, int(model.optimizer.iterations)]
+
+
+ways = [("on_train_begin",), ("on_epoch_begin", 1), ("on_train_batch_begin", 1)]
+print(json.dumps([fit(*way) for way in ways]))
+"""
+
+
+def test_a_batch_follows_a_wish_to_stop_where_it_begins(
+    tmp_path: pathlib.Path,
+) -> None:
+    """`fit` looks for the wish after a batch and after an epoch."""
+    program = tmp_path / "train.py"
+    program.write_text(_STOPPED)
+    done = processes.run(f"--script={program}", f"--run_dir={tmp_path / 'run'}")
+    assert done.returncode == 0, done.stderr
+    plain = _plain(program)
+    assert [num_steps for _, _, num_steps in plain] == [1, 4, 2]
+    assert _seen(done.stdout) == plain

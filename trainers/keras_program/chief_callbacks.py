@@ -1,0 +1,157 @@
+"""Callbacks of a `fit`: they run on the chief, and all tasks get what they change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from strategies.base import Strategy
+from strategies.common.private_apis.variables import variables_as_numbers
+from trainers.keras_program.callback_state import (
+    CallbackState,
+    PlainHistory,
+    observes_batches,
+    observes_test_batches,
+    restored_history,
+    state_of_history,
+)
+from trainers.keras_program.fit_arguments import FitArguments
+from trainers.keras_program.streams.random_state import random_state, set_random_state
+from trainers.keras_program.streams.stream import ProgramStream
+from trainers.loop.parts import TrainingParts
+from trainers.run_dir.train_state import CALLBACKS, STOPPED
+from trainers.user_code import wrap_user_errors
+
+
+class ChiefCallbacks:
+    """Callbacks of one `fit`, and its history.
+
+    Attributes:
+      history: What `fit` returns.
+      observe_batches: True if a callback has something to do at every batch.
+      observe_test_batches: The same at every batch of a validation.
+      ask_to_stop: True if a callback has asked to stop the training.
+    """
+
+    def __init__(
+        self,
+        arguments: FitArguments,
+        parts: TrainingParts,
+        is_chief: bool,
+        last_epoch: int,
+    ):
+        """Calls no callback yet.
+
+        Args:
+          arguments: Arguments of `fit`.
+          parts: Parts of the run.
+          is_chief: True on the task that runs callbacks.
+          last_epoch: Number of the epoch in which training ends.
+        """
+        given = arguments.callbacks
+        self.history: keras.callbacks.History = PlainHistory()
+        self.observe_batches = any(map(observes_batches, given))
+        self.observe_test_batches = any(map(observes_test_batches, given))
+        self.ask_to_stop = False
+        self._parts = parts
+        self._is_chief = is_chief
+        self._are_given = bool(given)
+        own = given if is_chief else []
+        self._all = keras.callbacks.CallbackList(
+            # The history is last, because other callbacks add to the logs.
+            [*own, self.history],
+            add_history=True,
+            model=parts.model,
+            epochs=last_epoch,
+            steps=arguments.steps_per_epoch or parts.order.steps_per_epoch,
+            verbose=arguments.verbose,
+        )
+        self._own = CallbackState(own)
+        self._restored: tuple[list[int], dict[str, list[Any]]] = ([], {})
+        self._restored_state: Mapping[str, Any] | None = None
+
+    def state(self) -> dict[str, Any]:
+        """Returns what a resumed run needs, for a checkpoint."""
+        return {
+            CALLBACKS: self._own.state(),
+            "history": state_of_history(self.history),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continues with the state of a checkpoint.
+
+        Args:
+          state: State that has what `state` returned; empty for a new run.
+        """
+        history = dict(state.get("history", {}))
+        history.pop(STOPPED, None)
+        self._restored = restored_history(history)
+        self.history.epoch, self.history.history = self._restored
+        self._restored_state = state.get(CALLBACKS)
+
+    def begin(self) -> None:
+        """Calls callbacks at the start of training."""
+        if self._restored_state is not None:
+            self._own.prepare()
+        self.call("on_train_begin")
+        # After on_train_begin, in which callbacks begin anew.
+        if self._restored_state is not None:
+            self._own.restore(self._restored_state)
+        # The history has forgotten it, as at the start of a `fit`.
+        self.history.epoch, self.history.history = self._restored
+
+    def call(self, moment: str, *arguments: Any) -> None:
+        """Calls a method of all callbacks."""
+        with wrap_user_errors(f"{moment} of a callback"), variables_as_numbers():
+            getattr(self._all, moment)(*arguments)
+
+    def share(self) -> None:
+        """Makes what callbacks have changed equal on all tasks."""
+        if not self._are_given:
+            return
+        strategy: Strategy = self._parts.strategy
+        # With the variables, so that all tasks stop after the same step.
+        stop = tf.Variable(float(self._parts.model.stop_training))
+        strategy.broadcast_from_chief([*self._parts.state_variables(), stop])
+        self.ask_to_stop = self._parts.model.stop_training = bool(stop.numpy())
+
+    def share_random_state(self) -> None:
+        """Lets all tasks draw from where the chief's callbacks have drawn to.
+
+        Each task reads the program's data, which may draw. Between two passes no batch
+        is being read; data without an end are read ahead, by each task as far as it is.
+        """
+        train = self._parts.data.train
+        has_passes = isinstance(train, ProgramStream) and not train.is_one_pass
+        # In a single process a thread of the program may draw in the meantime.
+        has_tasks = self._parts.config.strategy.traits.multi_process
+        if self._are_given and has_passes and has_tasks:
+            set_random_state(_of_chief(self._parts.strategy, random_state()))
+
+    def share_history(self) -> None:
+        """Sends the chief's history to all tasks; its callbacks have added to it."""
+        content = _of_chief(self._parts.strategy, state_of_history(self.history))
+        if not self._is_chief:
+            self.history.epoch, self.history.history = restored_history(content)
+
+
+def _of_chief(strategy: Strategy, content: Any) -> Any:
+    """Returns what JSON makes of the chief's content, on every task.
+
+    Args:
+      strategy: Strategy with the tasks, all of which call this function.
+      content: Content of this task; that of other tasks than the chief is ignored.
+    """
+    text = tf.io.decode_raw(json.dumps(content), tf.uint8)
+    # Other tasks learn how long the text is before they can receive it.
+    length = tf.Variable(float(text.shape[0]))
+    strategy.broadcast_from_chief([length])
+    shared = tf.Variable(tf.zeros([int(length.numpy())]))
+    if text.shape == shared.shape:
+        shared.assign(tf.cast(text, tf.float32))
+    strategy.broadcast_from_chief([shared])
+    return json.loads(bytes(shared.numpy().astype("uint8").tolist()).decode())
