@@ -196,8 +196,10 @@ def check_trainable(model: keras.Model, config: Config) -> None:
       UsageError: No layer has trainable weights.
     """
     if not model.trainable_variables:
+        script = config.model.script
+        given = f"--script={script}" if script else f"--model={config.model.model}"
         raise UsageError(
-            f"--model={config.model.model} has no weights to train: none of its layers "
-            f"has weights with trainable=True ({len(model.variables)} variables are "
-            "frozen); set it on the layers to train, before the model is compiled."
+            f"{given} has no weights to train: none of its layers has weights with "
+            f"trainable=True ({len(model.variables)} variables are frozen); "
+            "set it on the layers to train, before the model is compiled."
         )

@@ -375,6 +375,10 @@ def test_epochs_are_counted_as_the_program_counts_them(tmp_path: pathlib.Path) -
             ),
         ),
         ("model.fit(x, y, epochs=0)", ("epochs=0",)),
+        (
+            "model.trainable = False\nmodel.compile('sgd', 'mse')\nmodel.fit(x, y)",
+            ("error: --script=", "train.py has no weights to train"),
+        ),
         ("model.fit(x[:0], y[:0])", ("its training data", "no examples")),
         (
             "m = keras.Sequential([keras.layers.Dense(1)])\nm.compile('sgd')\n"
