@@ -29,7 +29,8 @@ from trainers.cli import flags
 from trainers.config.config import Config
 from trainers.config.used_settings import check_used
 from trainers.experiments.measurement import started
-from trainers.run_dir.run_dir import RunDir, default_path
+from trainers.run_dir.run_dir import RunDir
+from trainers.run_dir.training_dir import default_path
 
 if TYPE_CHECKING:
     import keras

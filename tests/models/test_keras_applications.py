@@ -15,7 +15,7 @@ from strategies.common.errors import UsageError
 from trainers.config.config import Config
 from trainers.config.model import ModelConfig
 from trainers.inputs.sources import ArraySource, Data
-from trainers.run_dir.run_dir import default_path
+from trainers.run_dir.training_dir import default_path
 
 
 def exported() -> list[str]:

@@ -31,6 +31,7 @@ from trainers.config.config import Config
 from trainers.config.user_code import check_packages
 from trainers.fault_tolerance.tensorflow_errors import refusal_of
 from trainers.run_dir.run_dir import RunDir
+from trainers.run_dir.training_dir import TrainingDir
 from trainers.user_code import ended
 
 
@@ -227,7 +228,7 @@ def check_files(config: Config, cluster: Cluster) -> None:
         inputs.check_paths(config.data)
         if cluster.is_chief:
             # Only the chief begins the run in the folder.
-            RunDir.for_training(config)
+            TrainingDir(config)
 
 
 def run_task(config: Config, cluster: Cluster, console: Console) -> int:

@@ -21,6 +21,7 @@ from trainers.cli.tensorflow_setup import variables_of_import
 from trainers.cli.warm_start import starter_of
 from trainers.config.config import Config
 from trainers.run_dir.run_dir import RunDir
+from trainers.run_dir.training_dir import TrainingDir
 
 
 def launch(config: Config, argv: Sequence[str], console: Console) -> int:
@@ -34,7 +35,7 @@ def launch(config: Config, argv: Sequence[str], console: Console) -> int:
     Raises:
       UsageError: A request cannot be met. No task has been started yet.
     """
-    folder = RunDir.for_training(config)
+    folder = TrainingDir(config)
     with starter_of(config) as starter:
         plan = plan_of(config, argv, folder)
         plan = dataclasses.replace(plan, starter=starter)

@@ -43,6 +43,7 @@ from trainers.modes.node_card import (
     unsupported,
 )
 from trainers.run_dir.run_dir import RunDir
+from trainers.run_dir.training_dir import TrainingDir
 
 _LEAST_FREE_BYTES = 1 << 30
 
@@ -144,7 +145,7 @@ class _Checks:
         config = self.config
         if cluster.is_chief:
             with self.findings.collect_errors():
-                self._show_folder(RunDir.for_training(config))
+                self._show_folder(TrainingDir(config))
         if cluster.job in self.traits.server_jobs:
             return 1
         if self.traits.multi_process:

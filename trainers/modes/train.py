@@ -13,7 +13,7 @@ from trainers.keras_program.callbacks_of_run import epochs_of_run
 from trainers.keras_program.program import train_program
 from trainers.loop.builder import assemble
 from trainers.modes.training_task import TrainingTask
-from trainers.run_dir.run_dir import default_path
+from trainers.run_dir.training_dir import default_path
 
 
 def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:

@@ -29,7 +29,8 @@ from trainers.reporting.reporter import Reporter
 from trainers.reporting.result import Origin
 from trainers.reporting.step_phases import PhaseMeter
 from trainers.reporting.tracking.tracking import Tracking
-from trainers.run_dir.run_dir import FolderGoneError, RunDir
+from trainers.run_dir.run_dir import RunDir
+from trainers.run_dir.training_dir import FolderGoneError, TrainingDir
 
 
 class TrainingTask:
@@ -58,11 +59,10 @@ class TrainingTask:
         """
         self.config, self.cluster, self.console = config, cluster, console
         self.exit_code = ExitCode.BUG
+        self._folder = RunDir(pathlib.Path(config.run.run_dir or ""))
         if cluster.is_chief:
-            self._folder = RunDir.for_training(config)
-            self.config = config = self._folder.with_decisions(config)
-        else:
-            self._folder = RunDir(pathlib.Path(config.run.run_dir or ""))
+            self._folder = folder = TrainingDir(config)
+            self.config = config = folder.with_decisions(config)
         self._tracking = Tracking(config.tracking, console)
         self.strategy = create_strategy(config, cluster)
         self._errors = WriteErrorReporter(console, "they see that the chief is gone")
@@ -101,7 +101,7 @@ class TrainingTask:
         return run.run()
 
     def _reporter(self, parts: TrainingParts, metrics: RunMetrics) -> NullReporter:
-        if not self.cluster.is_chief:
+        if not isinstance(self._folder, TrainingDir):
             return NullReporter(parts, self.cluster, self.console)
         # Before the reporter restores a checkpoint.
         self._origin = self._origin or Origin.of(parts)

@@ -22,7 +22,7 @@ from trainers.reporting.profiler import Profile
 from trainers.reporting.run_description import describe_run, hyperparameters
 from trainers.reporting.tensorboard import EVAL, TRAIN, Summaries, by_tag
 from trainers.reporting.tracking.tracking import Tracking
-from trainers.run_dir.run_dir import RunDir
+from trainers.run_dir.training_dir import TrainingDir
 
 _PICTURES_OF_A_RUN = 10
 
@@ -34,7 +34,7 @@ class MetricsWriter:
         self,
         parts: TrainingParts,
         console: Console,
-        folder: RunDir,
+        folder: TrainingDir,
         tracking: Tracking,
         metrics: RunMetrics,
     ):

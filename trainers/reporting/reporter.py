@@ -29,8 +29,8 @@ from trainers.reporting.tracking.tracking import Tracking
 from trainers.run_dir.checkpoints import Checkpoints
 from trainers.run_dir.continuation import check_enough_steps
 from trainers.run_dir.export import BEST, LAST, Exports
-from trainers.run_dir.run_dir import RunDir
 from trainers.run_dir.train_state import is_stopped
+from trainers.run_dir.training_dir import TrainingDir
 
 
 class Reporter(NullReporter):
@@ -44,7 +44,7 @@ class Reporter(NullReporter):
         parts: TrainingParts,
         cluster: Cluster,
         console: Console,
-        folder: RunDir,
+        folder: TrainingDir,
         tracking: Tracking,
         metrics: RunMetrics,
         origin: Origin,

@@ -48,7 +48,7 @@ def check_same_training(path: pathlib.Path, before: Config, config: Config) -> N
         f"(was {value_in_words(name, before)})"
         for name in fixed
         if (was[name] != now[name] or _is_given_to_one(name, before, config))
-        # The run's own decision is kept (`RunDir.with_decisions`).
+        # The run's own decision is kept (`TrainingDir.with_decisions`).
         and (name, now[name]) != ("jit_compile", "auto")
     )
     if differences:

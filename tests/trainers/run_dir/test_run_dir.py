@@ -17,21 +17,21 @@ from strategies.common.errors import UsageError
 from strategies.common.files import FolderLock, write_atomically
 from tests import processes
 from trainers.config.config import Config
-from trainers.run_dir import run_dir
 from trainers.run_dir.checkpoint_manifest import Commit, write_commit
 from trainers.run_dir.checkpoint_names import name_of
 from trainers.run_dir.run_dir import RunDir
+from trainers.run_dir.training_dir import TrainingDir, default_path
 
 
 def config(path: pathlib.Path | str, **settings: Any) -> Config:
     return Config().replace(run_dir=str(path), **settings)
 
 
-def begun(path: pathlib.Path, first_step: int = 0, **settings: Any) -> RunDir:
+def begun(path: pathlib.Path, first_step: int = 0, **settings: Any) -> TrainingDir:
     """Returns the folder of a run that began and ended."""
     resume = "auto" if (path / "config.json").exists() else "never"
     wanted = config(path, resume=resume, **settings)
-    folder = RunDir.for_training(wanted)
+    folder = TrainingDir(wanted)
     folder.begin(wanted, first_step)
     folder.write_result({"status": "completed"})
     return folder
@@ -39,7 +39,7 @@ def begun(path: pathlib.Path, first_step: int = 0, **settings: Any) -> RunDir:
 
 def refusal(path: pathlib.Path, **settings: Any) -> str:
     with pytest.raises(UsageError) as raised:
-        RunDir.for_training(config(path, **settings))
+        TrainingDir(config(path, **settings))
     return str(raised.value)
 
 
@@ -70,7 +70,7 @@ def test_a_restart_begins_at_the_newest_checkpoint_that_is_not_damaged(
 
 
 def test_deciding_on_a_folder_writes_nothing(tmp_path: pathlib.Path) -> None:
-    folder = RunDir.for_training(config(tmp_path / "a" / "b"))
+    folder = TrainingDir(config(tmp_path / "a" / "b"))
     assert folder.path == tmp_path / "a" / "b"
     assert not folder.holds_a_run
     assert processes.contents(tmp_path) == {}
@@ -101,7 +101,7 @@ def test_a_run_that_was_killed_while_it_began_leaves_a_folder_that_may_be_used(
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", kill)
         with pytest.raises(Killed):
-            RunDir.for_training(wanted).begin(wanted, first_step=0)
+            TrainingDir(wanted).begin(wanted, first_step=0)
     assert list(processes.contents(path)) == [".config.json.writing"]
     begun(path)
     assert ".config.json.writing" not in processes.contents(path)
@@ -128,7 +128,7 @@ def test_a_folder_whose_checkpoints_tensorflow_would_not_find_is_refused(
 def test_checkpoints_are_read_from_a_folder_with_an_odd_name(
     tmp_path: pathlib.Path, name: str
 ) -> None:
-    RunDir.for_training(config(tmp_path / name))
+    TrainingDir(config(tmp_path / name))
     path, saved = str(tmp_path / name / "variables"), tf.Variable(1.0)
     tf.train.Checkpoint(saved=saved).write(path)
     saved.assign(2.0)
@@ -142,7 +142,7 @@ def test_a_run_is_continued_only_if_asked_to(tmp_path: pathlib.Path) -> None:
     assert "--resume=auto" in refusal(tmp_path)
     assert processes.contents(tmp_path) == before
     wanted = config(tmp_path, resume="auto")
-    assert RunDir.for_training(wanted).holds_a_run
+    assert TrainingDir(wanted).holds_a_run
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_what_does_not_change_the_training_may_change(tmp_path: pathlib.Path) ->
         keep_checkpoints=1,
         verbose=True,
     )
-    folder = RunDir.for_training(wanted)
+    folder = TrainingDir(wanted)
     folder.begin(wanted, first_step=0)
     assert folder.read_config() == wanted.replace(resume="never")
 
@@ -204,7 +204,7 @@ def test_a_folder_that_became_a_run_meanwhile_is_refused(
 ) -> None:
     path = tmp_path / "run"
     wanted = config(path)
-    slow = RunDir.for_training(wanted)
+    slow = TrainingDir(wanted)
     begun(path)
     before = processes.contents(path)
     with pytest.raises(UsageError, match="another process"):
@@ -232,18 +232,18 @@ def test_a_folder_that_another_process_writes_to_is_refused(
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
         with pytest.raises(UsageError, match="another process") as raised:
-            RunDir.for_training(wanted).begin(wanted, first_step=0)
+            TrainingDir(wanted).begin(wanted, first_step=0)
         assert f"--run_dir={tmp_path}" in str(raised.value)
         assert processes.contents(tmp_path) == before
         other.kill()
-    RunDir.for_training(wanted).begin(wanted, first_step=0)
+    TrainingDir(wanted).begin(wanted, first_step=0)
 
 
 def test_a_folder_is_locked_from_its_begin_to_its_result(
     tmp_path: pathlib.Path,
 ) -> None:
     wanted = config(tmp_path)
-    folder = RunDir.for_training(wanted)
+    folder = TrainingDir(wanted)
     folder.begin(wanted, first_step=0)
     other = FolderLock(tmp_path)
     with pytest.raises(UsageError, match="another process"):
@@ -261,7 +261,7 @@ def test_a_folder_that_cannot_be_made_is_refused_and_leaves_nothing(
 
     path = tmp_path / "run"
     wanted = config(path)
-    folder = RunDir.for_training(wanted)
+    folder = TrainingDir(wanted)
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(UsageError, match="No space left on device") as raised:
         folder.begin(wanted, first_step=0)
@@ -270,7 +270,7 @@ def test_a_folder_that_cannot_be_made_is_refused_and_leaves_nothing(
 
 
 def test_the_default_folder_tells_what_was_run_and_when() -> None:
-    path = run_dir.default_path(Config().replace(strategy="tower", model="mlp"))
+    path = default_path(Config().replace(strategy="tower", model="mlp"))
     assert re.fullmatch(r"runs/tower-mlp-digits-\d{8}-\d{6}-\d+", str(path))
 
 
@@ -296,7 +296,7 @@ def test_a_run_begins_with_its_folders_and_its_configuration(
 ) -> None:
     path = tmp_path / "a" / "run"
     wanted = config(path, seed=5, resume="auto", hidden_units=(3, 4))
-    folder = RunDir.for_training(wanted)
+    folder = TrainingDir(wanted)
     folder.begin(wanted, first_step=0)
     assert set(processes.contents(path)) == {
         "checkpoints",
@@ -318,7 +318,7 @@ def test_a_result_belongs_to_the_run_that_ended_last(tmp_path: pathlib.Path) -> 
         "steps": 3,
     }
     wanted = config(tmp_path, resume="auto")
-    again = RunDir.for_training(wanted)
+    again = TrainingDir(wanted)
     again.begin(wanted, first_step=3)
     assert again.read_result() is None
 
