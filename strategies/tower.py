@@ -68,7 +68,6 @@ class Tower(Strategy):
         self._devices = tuple(devices)
         self._parameter_device = parameter_device
         self._waits_for_all = config.is_synchronous
-        self._averages_losses = config.averaged == "losses"
 
     @classmethod
     def create(cls, config: StrategyConfig, cluster: Cluster) -> Tower:
@@ -133,8 +132,10 @@ class Tower(Strategy):
     def _averaged_gradients(
         self, towers: Sequence[ReplicaOutputs], update: Update | None
     ) -> list[Any]:
-        if update is not None and self._averages_losses:
-            return differentiate_average_loss(update, towers)
+        # Only training steps with --average=losses have them.
+        losses = [tower.loss for tower in towers if tower.loss is not None]
+        if update is not None and losses:
+            return differentiate_average_loss(update, losses)
         return average_gradients([tower.gradients for tower in towers])
 
     def communication(self, gradient_bytes: int) -> Communication | None:
@@ -167,7 +168,7 @@ def average_gradients(tower_gradients: Sequence[Sequence[Any]]) -> list[Any]:
 
 
 def differentiate_average_loss(
-    update: Update, towers: Sequence[ReplicaOutputs]
+    update: Update, losses: Sequence[tf.Tensor]
 ) -> list[Any]:
     """Averages the losses of all towers, and takes one gradient of the average.
 
@@ -178,8 +179,7 @@ def differentiate_average_loss(
 
     Args:
       update: Update with the variables.
-      towers: Replica outputs with losses divided by the number of examples in the
-        global batch.
+      losses: Loss of each tower, divided by the number of examples in the global batch:
+        their sum is the average.
     """
-    # The sum is the average: each loss is divided by the global number of examples.
-    return list(update.gradients_of(tf.add_n([tower.loss for tower in towers])))
+    return list(update.gradients_of(tf.add_n(losses)))

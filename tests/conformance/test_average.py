@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import keras
 import pytest
 
 from strategies import registry
@@ -66,6 +67,30 @@ def test_rows_of_embeddings_as_well(strategy: str, sparse_gradients: bool) -> No
     )
     outcome = Subject.of(config).run(LAYOUTS["uneven"])
     expected = Subject.of(clicks_config("adagrad")).run(LAYOUTS["uneven"])
+    assert_same_training(outcome, expected, TOLERANCES["float64", "sgd"])
+
+
+def ignoring_a_class() -> keras.Model:
+    """Returns a model whose loss divides by the examples of the other classes."""
+    model = keras.Sequential(
+        [keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(10)]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=3)
+    model.compile(loss=loss)
+    return model
+
+
+def test_towers_count_the_labels_of_a_masked_loss_first() -> None:
+    settings = {
+        "model": f"{__name__}:ignoring_a_class",
+        "dtype": "float64",
+        "optimizer": "sgd",
+    }
+    losses = small_config(
+        strategy="tower", num_replicas=3, average="losses", **settings
+    )
+    outcome = Subject.of(losses).run(LAYOUTS["uneven"])
+    expected = Subject.of(small_config(**settings)).run(LAYOUTS["uneven"])
     assert_same_training(outcome, expected, TOLERANCES["float64", "sgd"])
 
 
