@@ -13,8 +13,9 @@ from strategies.common.private_apis.callbacks import profiles_batches
 from trainers.keras_program.encoding import as_plain, decoded, encoded
 from trainers.run_dir.train_state import EPOCHS
 
-# What Keras sets, and what belongs to a process.
-_LEFT_OUT = ("params", "history", "model")
+# What Keras sets, and what belongs to a process: CSVLogger looks whether its file has a
+# header when it begins.
+_LEFT_OUT = ("params", "history", "model", "append_header")
 
 # Callbacks of Keras that have methods for batches and do nothing in them by default.
 _OF_EPOCHS_BY_DEFAULT = (
