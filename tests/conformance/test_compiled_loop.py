@@ -168,7 +168,7 @@ def test_auto_decides_by_model_device_and_strategy(
     settings: dict[str, object], scope: Scope, words: str
 ) -> None:
     chosen = {"model": "mlp", "jit_compile": "auto", **settings}
-    config = small_config(**chosen)
+    config = small_config(**chosen).with_given(**settings)
     decided = assemble(config, create_strategy(config, Cluster())).compilation
     assert decided.scope is scope, decided
     assert words in decided.reason
@@ -183,5 +183,8 @@ def test_a_resumed_run_keeps_the_decision_and_every_bit(tmp_path: pathlib.Path) 
     config = json.loads((parts / "config.json").read_text(encoding="utf-8"))
     assert config["model"]["jit_compile"] == "on"
     resumed = processes.train(parts, *flags, "--train_steps=40", "--resume=auto")
-    assert resumed["compilation"] == {"scope": "the loop", "reason": "--jit_compile=on"}
+    assert resumed["compilation"] == {
+        "scope": "the loop",
+        "reason": "as when the run began",
+    }
     assert resumed["weights_sha256"] == expected["weights_sha256"]

@@ -62,10 +62,12 @@ def parse(argv: Sequence[str]) -> Config:
     if "strategies" in given and "strategy" not in given:
         in_file.pop("strategy", None)
     settings = {**_of_use(in_file, given), **given}
-    if settings.get("script") is not None:
-        # A run's config.json has what the program decided, perhaps in its last `fit`.
-        of_program = {*DECIDED_UNLESS_GIVEN} - chosen - given.keys()
-        settings = {n: v for n, v in settings.items() if n not in of_program}
+    # A run's config.json has what the run decided, and its program, perhaps in its last
+    # `fit`.
+    has_program = settings.get("script") is not None
+    of_program = DECIDED_UNLESS_GIVEN if has_program else ()
+    decided = {"jit_compile", *of_program} - chosen - given.keys()
+    settings = {n: v for n, v in settings.items() if n not in decided}
     if settings.get("strategies") and "strategy" not in settings:
         config = _with_one_of_its_strategies(settings)
     else:

@@ -73,14 +73,17 @@ def compilation_of(
       largest_span: Size that no span of the batches exceeds; None if unknown.
     """
     asked = config.model.jit_compile
-    if asked == "off":
-        return Compilation(Scope.NOTHING, "--jit_compile=off")
+    is_given = "jit_compile" in config.given
+    # `RunDir.with_decisions` keeps the decision of the run that continues.
+    words = f"--jit_compile={asked}" if is_given else "as when the run began"
+    if asked == "off" and is_given:
+        return Compilation(Scope.NOTHING, words)
     obstacle = next(_obstacles(config, strategy, model, objective, largest_span), None)
     if asked == "on":
         scope = Scope.REPLICA if obstacle else Scope.LOOP
-        return Compilation(scope, "--jit_compile=on")
-    if obstacle:
-        return Compilation(Scope.NOTHING, obstacle)
+        return Compilation(scope, words)
+    if obstacle or asked == "off":
+        return Compilation(Scope.NOTHING, obstacle or words)
     return Compilation(Scope.LOOP, "dense layers on one CPU")
 
 

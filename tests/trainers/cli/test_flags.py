@@ -812,6 +812,20 @@ def test_a_file_of_a_run_gives_what_was_given_to_the_run(
     assert again == run
 
 
+def test_a_file_of_a_run_leaves_what_the_run_decided_to_the_next(
+    tmp_path: pathlib.Path,
+) -> None:
+    run = parse("--strategy=one_device", "--model=mlp")
+    content = run.replace(jit_compile="on").to_file()
+    (tmp_path / "config.json").write_text(json.dumps(content), encoding="utf-8")
+    file = f"--config={tmp_path / 'config.json'}"
+    other = parse(file, "--strategy=tower", "--average=losses")
+    assert other.model.jit_compile == "auto"
+    given = parse("--strategy=one_device", "--model=mlp", "--jit_compile=on")
+    (tmp_path / "config.json").write_text(json.dumps(given.to_file()))
+    assert parse(file, "--strategy=tower").model.jit_compile == "on"
+
+
 @pytest.mark.parametrize("value", [3, [3], ["learning_rat"], {"learning_rate": 1}])
 def test_names_in_a_file_that_are_no_settings_are_refused(
     tmp_path: pathlib.Path, value: Any
