@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow import nn
+
+from strategies.common.private_apis.replaced import replaced
 
 
 def flat_layers(model: keras.Model) -> Sequence[keras.layers.Layer]:
@@ -33,6 +37,24 @@ def takes_weights(model: keras.Model) -> Iterator[None]:
     finally:
         if was_locked:
             model._lock_state()
+
+
+@contextlib.contextmanager
+def synchronized_moments_of(rows: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
+    """Chooses the rows of each replica that `synchronized=True` sums, inside the block.
+
+    Keras sums and counts all rows of its input (keras/src/backend/tensorflow/nn.py,
+    `_compute_moments_sync`), and takes no weights.
+
+    Args:
+      rows: Function from a layer's input to the rows that count.
+    """
+
+    def replacement(name: str, original: Any) -> Any:
+        return lambda x, *arguments: original(rows(x), *arguments)
+
+    with replaced(nn, ["_compute_moments_sync"], replacement):
+        yield
 
 
 class Call(NamedTuple):
