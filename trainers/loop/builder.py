@@ -252,6 +252,7 @@ def build_model_parts(
         objective=objective,
         optimizer=optimizer,
         has_compiled_optimizer=compiled is not None,
+        replaced_optimizer=None if compiled else getattr(model, "optimizer", None),
         learning_rate=learning_rate,
         learning_rate_scale=scale,
         layer_state=layer_state_of(model, updates_overlap=updates_overlap),

@@ -54,6 +54,7 @@ class ModelParts:
       objective: Loss and metrics of the model.
       optimizer: Optimizer with initial variables.
       has_compiled_optimizer: True if the model was compiled with the optimizer.
+      replaced_optimizer: Another that the model was compiled with; None for none.
       learning_rate: Learning rate by number of updates of this training.
       learning_rate_scale: Factor of the learning rate.
       layer_state: Non-trainable variables that training changes.
@@ -66,6 +67,7 @@ class ModelParts:
     objective: Objective
     optimizer: keras.optimizers.Optimizer
     has_compiled_optimizer: bool
+    replaced_optimizer: keras.optimizers.Optimizer | None
     learning_rate: RateByStep
     learning_rate_scale: LearningRateScale
     layer_state: LayerState

@@ -104,11 +104,9 @@ def _unsynchronized(assembly: TrainingParts) -> str | None:
 
 def _other_optimizer(assembly: TrainingParts) -> str | None:
     """Returns a warning if the model was compiled with another optimizer, or None."""
-    compiled = getattr(assembly.model, "optimizer", None)
-    if assembly.has_compiled_optimizer or compiled in (None, assembly.optimizer):
-        return None
+    compiled = assembly.replaced_optimizer
     # RMSprop is Keras's default if `compile` gets no optimizer.
-    if type(compiled) is keras.optimizers.RMSprop:
+    if compiled is None or type(compiled) is keras.optimizers.RMSprop:
         return None
     # Under mixed_float16 `compile` wraps it into an optimizer that scales the loss.
     compiled = getattr(compiled, "inner_optimizer", compiled)

@@ -84,8 +84,9 @@ def test_the_models_of_the_project_want_one_array_and_ids(
     assert "--model must be your own for this data set" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("given", [(), ("--callbacks=mine:callbacks",)])
 def test_it_is_said_if_the_model_was_compiled_with_another_optimizer(
-    tmp_path: pathlib.Path,
+    given: tuple[str, ...], tmp_path: pathlib.Path
 ) -> None:
     (tmp_path / "mine.py").write_text(
         "import keras\n"
@@ -93,12 +94,14 @@ def test_it_is_said_if_the_model_was_compiled_with_another_optimizer(
         "    made = keras.Sequential([keras.layers.Dense(3)])\n"
         "    loss = 'sparse_categorical_crossentropy'\n"
         "    made.compile(keras.optimizers.SGD(0.5), loss)\n"
-        "    return made\n",
+        "    return made\n"
+        "def callbacks():\n"
+        "    return [keras.callbacks.TerminateOnNaN()]\n",
         encoding="utf-8",
     )
-    given = ["--model=mine:model", f"--dataset={DATA}", "--train_steps=2"]
+    words = ["--model=mine:model", f"--dataset={DATA}", "--train_steps=2"]
     place = f"--run_dir={tmp_path / 'run'}"
-    done = run(*given, place, folder=tmp_path)
+    done = run(*words, *given, place, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (
         "the model was compiled with sgd with the rate 0.5, and is trained with "
