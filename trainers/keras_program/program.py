@@ -45,33 +45,6 @@ _ASKING_FOR_TEXT = frozenset(["-h", "--help", "--version"])
 _OVER, _TRAINS_AGAIN = 0, 1
 
 
-def train_program(
-    config: Config,
-    cluster: Cluster,
-    strategy: Strategy,
-    console: Console,
-    train: Train,
-) -> ExitCode:
-    """Runs the program of --script on this task, and returns the exit code.
-
-    Args:
-      config: Configuration of the run.
-      cluster: This process's place in the cluster.
-      strategy: Strategy of the run.
-      console: Output of the process.
-      train: Function that trains.
-
-    Raises:
-      UsageError: The program failed, or did what cannot be taken over.
-    """
-    program = _Program(config, cluster, strategy, console, train)
-    if "dtype" in config.given:
-        set_precision(config.model)
-    # Every task makes the same model and data, unless the program chooses seeds.
-    keras.utils.set_random_seed(config.run.seed)
-    return program.run()
-
-
 class _ProgramEnded(BaseException):
     """End of a program on this task. A program's `except Exception` does not see it."""
 
@@ -80,7 +53,7 @@ class _ProgramEnded(BaseException):
         self.exit_code = exit_code
 
 
-class _Program:
+class Program:
     """The program of --script on one task."""
 
     def __init__(
@@ -91,6 +64,15 @@ class _Program:
         console: Console,
         train: Train,
     ):
+        """Runs nothing yet.
+
+        Args:
+          config: Configuration of the run.
+          cluster: This process's place in the cluster.
+          strategy: Strategy of the run.
+          console: Output of the process.
+          train: Function that trains.
+        """
         self._config = config
         self._cluster = cluster
         self._strategy = strategy
@@ -108,6 +90,15 @@ class _Program:
         self._model: keras.Model | None = None
 
     def run(self) -> ExitCode:
+        """Runs the program, and returns the exit code.
+
+        Raises:
+          UsageError: The program failed, or did what cannot be taken over.
+        """
+        if "dtype" in self._config.given:
+            set_precision(self._config.model)
+        # Every task makes the same model and data, unless the program chooses seeds.
+        keras.utils.set_random_seed(self._config.run.seed)
         exit_code = ExitCode.USAGE
         try:
             exit_code = self._run()

@@ -10,7 +10,7 @@ from strategies.common.errors import ExitCode
 from strategies.common.files import is_url
 from trainers.config.config import Config
 from trainers.keras_program.callbacks_of_run import epochs_of_run
-from trainers.keras_program.program import train_program
+from trainers.keras_program.program import Program
 from trainers.loop.builder import assemble
 from trainers.modes.training_task import TrainingTask
 from trainers.run_dir.training_dir import default_path
@@ -34,9 +34,8 @@ def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
         config = _with_absolute_paths(config)
     with TrainingTask(config, cluster, console) as task:
         if config.model.script is not None:
-            task.exit_code = train_program(
-                config, cluster, task.strategy, console, task.train
-            )
+            program = Program(config, cluster, task.strategy, console, task.train)
+            task.exit_code = program.run()
         else:
             parts = assemble(task.config, task.strategy)
             epochs = epochs_of_run(parts, cluster.is_chief)
