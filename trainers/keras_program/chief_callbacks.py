@@ -119,12 +119,13 @@ class ChiefCallbacks:
         strategy.broadcast_from_chief([*self._parts.state_variables(), stop])
         self.ask_to_stop = self._parts.model.stop_training = bool(stop.numpy())
 
-    def share_random_state(self) -> None:
-        """Lets all tasks draw from where the chief's callbacks have drawn to.
+    def share_all(self) -> None:
+        """Shares, and lets all tasks draw from where the chief's callbacks have drawn.
 
         Each task reads the program's data, which may draw. Between two passes no batch
         is being read; data without an end are read ahead, by each task as far as it is.
         """
+        self.share()
         train = self._parts.data.train
         has_passes = isinstance(train, ProgramStream) and not train.is_one_pass
         # In a single process a thread of the program may draw in the meantime.

@@ -95,8 +95,7 @@ class Epochs:
             self._begin_epoch(self._epoch_of(0))
         if not self._is_over():
             self._begin_batch()
-        self.callbacks.share()
-        self.callbacks.share_random_state()
+        self.callbacks.share_all()
 
     def is_due_at_batch(self) -> bool:
         """Returns whether `end_batch` is to be called after the next step."""
@@ -134,8 +133,7 @@ class Epochs:
     def begin_validation(self) -> None:
         """Calls callbacks before the held-out examples are evaluated."""
         self.callbacks.call("on_test_begin")
-        self.callbacks.share()
-        self.callbacks.share_random_state()
+        self.callbacks.share_all()
 
     def end_validation(self, validated: Mapping[str, float]) -> None:
         """Calls callbacks after the held-out examples have been evaluated.
@@ -172,8 +170,7 @@ class Epochs:
             return
         self._begin_epoch(epoch + 1)
         self._begin_batch()
-        self.callbacks.share()
-        self.callbacks.share_random_state()
+        self.callbacks.share_all()
 
     def _begin_epoch(self, epoch: int) -> None:
         self._reset_metrics()

@@ -91,12 +91,11 @@ class At:
     Attributes:
       steps: Steps in ascending order.
       callback: Callback to run.
-      observe: Detail of the summaries of the step before the callback.
     """
 
     steps: Sequence[int]
     callback: Callback
-    observe: SummaryLevel = SummaryLevel.NONE
+    observe = SummaryLevel.NONE
 
     def next_after(self, step: int, last_step: int) -> int:
         """Returns the next step at which the callback is due."""
@@ -113,11 +112,10 @@ class Always:
 
     Attributes:
       callback: Callback to run.
-      observe: Detail of the summaries of the last step of each call.
     """
 
     callback: Callback
-    observe: SummaryLevel = SummaryLevel.NONE
+    observe = SummaryLevel.NONE
 
     def next_after(self, step: int, last_step: int) -> int:
         return last_step
@@ -133,12 +131,11 @@ class While:
     Attributes:
       holds: Function that returns whether the condition holds now.
       callback: Callback to run.
-      observe: Detail of the summaries of each step.
     """
 
     holds: Callable[[], bool]
     callback: Callback
-    observe: SummaryLevel = SummaryLevel.NONE
+    observe = SummaryLevel.NONE
 
     def next_after(self, step: int, last_step: int) -> int:
         return step + 1 if self.holds() else last_step
