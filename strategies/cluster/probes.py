@@ -41,12 +41,11 @@ def is_listening(address: str) -> bool:
 
 
 class PeerState(enum.Enum):
-    """Outcome of a connection to a task."""
+    """Outcome of a connection to a task: refused, no response, serving."""
 
-    # Connection refused, no response, serving.
-    GONE = "its machine says that nobody accepts it"
-    SILENT = "nothing is said"
-    THERE = "a server begins to talk"
+    GONE = enum.auto()
+    SILENT = enum.auto()
+    THERE = enum.auto()
 
 
 def peer_state(address: str) -> PeerState:

@@ -28,9 +28,6 @@ from trainers.keras_program.fit_arguments import FitArguments
 from trainers.keras_program.streams.open_stream import open_stream, refusals_named
 from trainers.keras_program.streams.stream import ProgramStream
 
-# Features, labels and sample weights.
-_Arrays = tuple[Any, Any, Any]
-
 
 def data_of_fit(arguments: FitArguments, seed: int) -> Data:
     """Returns the examples to train and to validate on.
@@ -47,7 +44,8 @@ def data_of_fit(arguments: FitArguments, seed: int) -> Data:
     held_out = None
     if given.validation_data is None and given.validation_split:
         # Before class weights become sample weights: validation has none.
-        examples, validation = _split(examples, given.validation_split)
+        with refusals_named("data"):
+            examples, validation = split_arrays(examples, given.validation_split)
         part = _arrays(*validation, None, "validation data")
         held_out = _first_batches(part, given)
     train = _arrays(*examples, given.class_weight, "training data")
@@ -144,11 +142,6 @@ def _arrays(
     """Returns all examples of arrays; None for other data."""
     with refusals_named(name):
         return whole_arrays(x, y, sample_weight, class_weight)
-
-
-def _split(examples: _Arrays, fraction: float) -> tuple[_Arrays, _Arrays]:
-    with refusals_named("data"):
-        return split_arrays(examples, fraction)
 
 
 def _source(data: FitData) -> ArraySource:

@@ -72,10 +72,7 @@ class LentModel:
           data: Examples of the call of `fit`.
           config: Configuration, whose given settings take precedence.
         """
-
-        @functools.cache
-        def few() -> Batch:
-            return few_examples(data.to_look_at)
+        few = functools.cache(lambda: few_examples(data.to_look_at))
 
         def build(data: Examples, settings: Settings) -> keras.Model:
             del data, settings

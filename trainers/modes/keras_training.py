@@ -25,7 +25,7 @@ from trainers.keras_program.executions import (
     whole_executions,
 )
 from trainers.keras_program.loss_of_fit import LossOfFit
-from trainers.keras_program.streams.stream import ProgramStream, map_in_turn
+from trainers.keras_program.streams.stream import ProgramStream
 from trainers.loop.evaluation import Evaluated
 from trainers.loop.loop import StepEvent
 from trainers.model.random_numbers.of_fit import RandomNumbersOfFit
@@ -91,8 +91,17 @@ class KerasTraining(TrainingRun):
 
 
 def _as_fit_takes_it(batches: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns batches of the training loop as tuples that `fit` takes."""
-    return map_in_turn(batches, as_fit_has_it)
+    """Returns batches of the training loop as tuples that `fit` takes.
+
+    Each is made when it is read. TensorFlow makes a `map` of a function without state
+    parallel, and reads ahead for it (tensorflow/core/grappler/optimizers/data/
+    map_parallelization.cc), into the next pass over the data.
+    """
+
+    def taken(state: tf.Tensor, batch: Batch) -> tuple[tf.Tensor, Any]:
+        return state, as_fit_has_it(batch)
+
+    return batches.scan(tf.constant(0), tf.autograph.experimental.do_not_convert(taken))
 
 
 class _Watcher(keras.callbacks.Callback):

@@ -145,10 +145,7 @@ def custom_model(config: ModelConfig, data: Data) -> CustomModel:
         make = factories.factory(config.model, "model")
 
     # Read once, and only if it is needed.
-    @functools.cache
-    def few() -> Batch:
-        return few_examples(data.to_look_at)
-
+    few = functools.cache(lambda: few_examples(data.to_look_at))
     before: list[keras.Model] = []
 
     def build(data: Examples, settings: Settings) -> keras.Model:

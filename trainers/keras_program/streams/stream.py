@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import tensorflow as tf
@@ -211,17 +211,3 @@ class StreamBatches:
 def _span_of(batch: Batch) -> Batch:
     """Returns a batch as a span of one step."""
     return tf.nest.map_structure(lambda values: values[tf.newaxis], batch)
-
-
-def map_in_turn(
-    dataset: tf.data.Dataset, function: Callable[[Any], Any]
-) -> tf.data.Dataset:
-    """Returns a data set with a function applied to each element when it is read.
-
-    TensorFlow makes a `map` of a function without state parallel, and reads ahead for
-    it (tensorflow/core/grappler/optimizers/data/map_parallelization.cc), into the next
-    pass over the data.
-    """
-    return dataset.scan(
-        tf.constant(0), _unconverted(lambda state, element: (state, function(element)))
-    )

@@ -51,11 +51,6 @@ class SeveralOptimizers(tf.Module):
         """Variables of all optimizers."""
         return [v for optimizer, _ in self.parts for v in optimizer.variables]
 
-    @property
-    def learning_rate(self) -> Any:
-        """Learning rate of the first optimizer, which is reported."""
-        return self.parts[0][0].learning_rate
-
     def add_variable(self, **settings: Any) -> keras.Variable:
         """Adds a variable; see `keras.optimizers.Optimizer`."""
         return self.parts[0][0].add_variable(**settings)

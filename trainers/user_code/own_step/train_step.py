@@ -13,7 +13,7 @@ from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs
 from strategies.inner_loop.reduction import scaled
 from strategies.inner_loop.updates_in_turn import Former, UpdatesInTurn
 from trainers.model.loss_sums import regularized_weights, reported, weighted_sums
-from trainers.model.optimizers.loss_scale import scaled_loss
+from trainers.model.optimizers.loss_scale import scaled_loss, unscaled
 from trainers.model.padding_weights import gradients_of_ballast
 from trainers.model.sparse_gradients import as_dense
 from trainers.model.train_step import TrainStep
@@ -85,8 +85,7 @@ class OwnTrainStep(TrainStep):
         ):
             scope, logs = step.run(batch, [*keyed, *mapped], scale, self._before())
         gradients = self._shares_of(self._gradients(scope), batch)
-        if scope.is_scaled and scale is not None:
-            gradients = [scaled(gradient, 1 / scale) for gradient in gradients]
+        gradients = unscaled(gradients, scale if scope.is_scaled else None)
         if not self._sparse_gradients:
             gradients = as_dense(gradients)
         written = self._assigned(scope)
