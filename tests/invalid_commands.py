@@ -1412,6 +1412,18 @@ RUN_EXISTS = [
     row(EVALUATE, "--run_dir=run", "no checkpoint", prepare=remove_checkpoints),
     row(
         EVALUATE,
+        *("--script=train.py", "does not take", "--resume=auto"),
+        prepare=lambda run: (run / "config.json").write_text(
+            '{"model": {"script": "train.py"}, "given": ["script"]}'
+        ),
+    ),
+    row(
+        EVALUATE,
+        "add --dataset=tfrecord '--data_path=my data/*' to read",
+        prepare=change_config(dataset="tfrecord", data_path="my data/*"),
+    ),
+    row(
+        EVALUATE,
         "--run_dir=run",
         "config.json",
         prepare=lambda run: (run / "config.json").write_text(""),

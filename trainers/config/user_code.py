@@ -6,6 +6,7 @@ This module does not import TensorFlow.
 from __future__ import annotations
 
 import pathlib
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -71,7 +72,7 @@ def check_given(
     if settings.get("script") is not None and flags.get("script") is None:
         missing["script"] = settings["script"]
     if missing:
-        words = " ".join(f"--{name}={value}" for name, value in missing.items())
+        words = shlex.join(f"--{name}={value}" for name, value in missing.items())
         raise UsageError(
             f"{source} names functions to run, which only flags may: add {words} if "
             "you know them."

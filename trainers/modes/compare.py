@@ -70,9 +70,8 @@ def compare(config: Config, cluster: Cluster, console: Console) -> ExitCode:
         else:
             compared = _run(config, folder, console)
     except StopRequested as stop:
-        console.fail(
-            f"stopped: the same flags with --run_dir={folder.path} continue it."
-        )
+        named = shlex.quote(f"--run_dir={folder.path}")
+        console.fail(f"stopped: the same flags with {named} continue it.")
         return stop.exit_code
     except SearchFailedError as error:
         console.fail(str(error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 
 from models import factories
 from models.objective import as_scalars
@@ -71,6 +72,12 @@ def evaluate(config: Config, cluster: Cluster, console: Console) -> ExitCode:
 def _settings_of(folder: RunDir, given: Config) -> Config:
     """Returns the run's settings, with strategy, devices and paths from the flags."""
     of_run = folder.read_config()
+    if (script := of_run.model.script) is not None:
+        raise UsageError(
+            f"--run_dir={folder.path} is a run of --script={shown(script)}, which "
+            "--mode=evaluate does not take: let the program evaluate after its fit, "
+            "and continue the run with --resume=auto."
+        )
     # Compared before the settings are merged: config.json may come from another person.
     check_given(of_run.to_dict(), given.to_dict(), f"--run_dir={folder.path}")
     _check_agreement(of_run, given, folder)
@@ -122,7 +129,7 @@ def _data_of(folder: RunDir, of_run: DataConfig, given: DataConfig) -> DataConfi
     if given.dataset == of_run.dataset and all(paths[name] for name in named):
         return dataclasses.replace(of_run, **paths)
     if named:
-        flags = " ".join(f"--{name}={shown(path)}" for name, path in named.items())
+        flags = shlex.join(f"--{name}={shown(path)}" for name, path in named.items())
         raise UsageError(
             f"--run_dir={folder.path}: its config.json names files outside, which only "
             f"flags may: add --dataset={of_run.dataset} {flags} to read them."
