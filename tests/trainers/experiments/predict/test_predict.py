@@ -10,14 +10,22 @@ from collections.abc import Sequence
 import jsonschema
 import pytest
 
+from strategies.common.console import Console
 from tests import processes
 from tests.cluster.test_confinement import WITHOUT_NAMESPACES, possible
-from tests.cluster.test_emulated_bandwidth import TOOLS
+from tests.cluster.test_emulated_bandwidth import TOOLS, needs_networks
 from tests.keras_corpus import path_of
 from tests.markers import further
+from trainers.cli import flags
+from trainers.experiments.experiment_dir import ExperimentDir
+from trainers.experiments.predict.experiments import arms_of, of_an_arm
+from trainers.experiments.predict.fitting import executed_with_links, measured
+from trainers.experiments.predict.links import BANDWIDTHS_MBIT
+from trainers.experiments.runner import Execution
+from trainers.fault_tolerance.preemption import PreemptionSignals
 
 SCHEMA = json.loads((processes.ROOT / "docs/predict.schema.json").read_text("utf-8"))
-SMALL = ("--model=mlp", "--hidden_units=8", "--train_steps=20")
+SMALL = ("--model=mlp", "--hidden_units=8", "--train_steps=20", "--jit_compile=off")
 
 
 @pytest.mark.slow
@@ -25,8 +33,8 @@ SMALL = ("--model=mlp", "--hidden_units=8", "--train_steps=20")
 @pytest.mark.parametrize(
     ("begin", "strategy", "kind"),
     [
-        ((), "multi_worker_mirrored", "ring"),
-        further((), "mirrored", "reduce_to_one"),
+        further((), "multi_worker_mirrored", "ring"),
+        ((), "mirrored", "reduce_to_one"),
         further(WITHOUT_NAMESPACES, "multi_worker_mirrored", "ring"),
     ],
     ids=["links", "one process", "no links"],
@@ -84,6 +92,54 @@ def test_short_runs_here_predict_a_larger_cluster(
     assert predicted_at == ({1.5, 1.0, 0.1} if has_links else {1.5})
     warnings = [line for line in done.stderr.splitlines() if "no network is" in line]
     assert len(warnings) == (kind == "ring" and not has_links)
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@needs_networks
+def test_runs_over_links_take_the_time_of_their_bytes(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As for all programs that are forked from the template of the tests.
+    monkeypatch.setenv("PYTHONPATH", str(processes.ROOT))
+    config = flags.parse(
+        [
+            "trainers.main",
+            *("--mode=predict", "--strategies=multi_worker_mirrored"),
+            # A batch of three leaves out runs with half of it.
+            *("--replicas=2", "--global_batch_size=3", *SMALL),
+        ]
+    )
+    (arm,) = arms_of(config)
+    experiments = [
+        experiment
+        for experiment in of_an_arm(arm, num_gpus=0)
+        if experiment.num_replicas == 2 and experiment.size != "small"
+    ]
+    folder = ExperimentDir(str(tmp_path / "predicted"), "predict")
+    folder.begin()
+    with PreemptionSignals() as signals:
+        starter = processes.templates().starter
+        execution = Execution(folder, Console(), signals, starter)
+        runs = [
+            measured(*run)
+            for run in executed_with_links(
+                experiments, True, lambda each: execution.run(each.name, each.config)
+            )
+        ]
+    assert [(run.size, run.bandwidth_mbit) for run in runs] == [
+        ("own", None),
+        ("ballast", None),
+        ("ballast", 100.0),
+        ("ballast", 1000.0),
+    ]
+    own, *heavy = (run.gradient_bytes for run in runs)
+    assert heavy == pytest.approx([own + 2**20] * 3, abs=1)
+    # Each of two workers sends and receives the gradient once.
+    seconds = [8e-6 * heavy[0] / rate for rate in BANDWIDTHS_MBIT]
+    _, _, slow, fast = (run.step_seconds for run in runs)
+    assert slow > seconds[0]
+    assert fast > seconds[1]
 
 
 @pytest.mark.exhaustive
