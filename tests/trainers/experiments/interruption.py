@@ -13,6 +13,7 @@ import psutil
 
 from strategies.processes.forked_process import Process
 from tests import processes
+from tests.trainers.experiments.compare.run_factory import made_runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +58,33 @@ def interrupted_and_continued(
     return ContinuedComparison(
         folder, interrupted, kept, processes.run(*command, folder=here)
     )
+
+
+def interrupted_and_continued_by_hand(
+    here: pathlib.Path, command: Sequence[str], pattern: str, num_runs: int
+) -> ContinuedComparison:
+    """Does the same in this process, with runs made by hand.
+
+    Args:
+      here: Empty folder.
+      command: Flags, with --run_dir=comparison.
+      pattern: Glob of the measurements of the runs.
+      num_runs: Number of runs before the interruption.
+    """
+    num_begun = 0
+
+    def interrupt() -> None:
+        nonlocal num_begun
+        num_begun += 1
+        if num_begun == num_runs + 1:
+            signal.raise_signal(signal.SIGINT)
+
+    folder = here / "comparison"
+    with made_runs(here, interrupt) as compare:
+        interrupted = compare(*command)
+        kept = results_in(folder, pattern)
+        assert len(kept) == num_runs
+        return ContinuedComparison(folder, interrupted, kept, compare(*command))
 
 
 def results_in(folder: pathlib.Path, pattern: str) -> dict[pathlib.Path, int]:

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import io
 import json
+import math
 import pathlib
-from collections.abc import Sequence
-from typing import Any
+import random
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import pytest
 
 from strategies import registry
+from strategies.common.errors import StopRequested
+from strategies.processes.starter import ProcessStarter
+from trainers.cli import app
 from trainers.config.config import Config
+from trainers.experiments.compare import execution
+from trainers.experiments.measurement import Measured
+from trainers.experiments.tune import search
+from trainers.fault_tolerance.preemption import PreemptionSignals
+from trainers.modes import compare as mode
 
 SHA = "0" * 64
 
@@ -19,6 +35,7 @@ def make_run(
     seed: int,
     speed: float = 1000.0,
     accuracy: float = 0.9,
+    eval_loss: float = 0.4,
     status: str = "completed",
     initial_weights_sha256: str = SHA,
     first_examples_sha256: str | None = None,
@@ -38,7 +55,11 @@ def make_run(
         "traits": {"max_replicas": traits.max_replicas},
         "num_replicas": traits.max_replicas or 2,
         "cluster": None,
-        "final": {"train_loss": 0.3, "eval_loss": 0.4, "eval_accuracy": accuracy},
+        "final": {
+            "train_loss": 0.3,
+            "eval_loss": eval_loss,
+            "eval_accuracy": accuracy,
+        },
         "throughput": {
             "examples_per_second": speed,
             "step_milliseconds": {
@@ -73,6 +94,77 @@ def make_run(
     if measured is not None:
         (path / "measured.json").write_text(json.dumps(measured))
     return path
+
+
+class Compare(Protocol):
+    """Function of flags that compares in the current folder."""
+
+    def __call__(self, *words: str) -> subprocess.CompletedProcess[str]: ...
+
+
+def figures_of(config: Config) -> dict[str, Any]:
+    """Returns arguments of `make_run` for a run as real ones of the tests are.
+
+    The best learning rate is 0.1, and very large ones diverge. Seeds differ.
+    """
+    seed, rate = config.run.seed, config.optimizer.learning_rate or 0.0
+    is_slow = config.length.step_delay_milliseconds > 100
+    noise = random.Random(f"{seed} {rate} {config.strategy.strategy}").gauss(0.0, 1.0)
+    return {
+        "seed": seed,
+        "speed": (400.0 if is_slow else 6000.0) * (1 + 0.01 * noise),
+        "accuracy": 0.8 + 0.05 * noise,
+        "eval_loss": 0.1 + abs(math.log10(rate) + 1),
+        "status": "completed" if rate < 1e20 else "diverged",
+    }
+
+
+@contextlib.contextmanager
+def made_runs(
+    folder: pathlib.Path, begins: Callable[[], None] = lambda: None
+) -> Iterator[Compare]:
+    """Yields a function that compares in this process, with runs made by hand.
+
+    Args:
+      folder: Current folder of the comparison.
+      begins: Function that is called when a run begins.
+    """
+
+    def measure_run(
+        config: Config, log: pathlib.Path, signals: PreemptionSignals, *_: object
+    ) -> Measured:
+        begins()
+        if signals.requested:
+            raise StopRequested(signals.exit_code)
+        path = make_run(pathlib.Path(config.run.run_dir or ""), **figures_of(config))
+        (path / "config.json").write_text(json.dumps(config.to_file()))
+        measured = Measured(
+            exit_code=0,
+            wall_seconds=1.0,
+            peak_memory_mib=700.0,
+            loopback_mib=None,
+            other_busy_cores=0.0,
+        )
+        measured.write(path)
+        return measured
+
+    def compare(*words: str) -> subprocess.CompletedProcess[str]:
+        stdout, stderr = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+            code = app.run(["trainers.main", *words])
+        # Until its lock is deleted, the folder cannot be used again.
+        gc.collect()
+        return subprocess.CompletedProcess(
+            words, code, stdout.getvalue(), stderr.getvalue()
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        # Without a template, from which no process would be forked.
+        patch.setattr(mode, "starter_of", lambda _: ProcessStarter())
+        for module in (execution, search):
+            patch.setattr(module, "measure_run", measure_run)
+        yield compare
 
 
 def make_arm(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import pathlib
 import re
 import shlex
@@ -16,7 +15,6 @@ from typing import Any
 import jsonschema
 import psutil
 import pytest
-from scipy import stats
 
 from strategies.processes.forked_process import Process
 from tests import processes
@@ -38,6 +36,7 @@ SMALL = (
     "--eval_every_steps=10",
     "--set=report.histogram_every_steps=none",
     "--checkpoint_every_steps=none",
+    "--jit_compile=off",
 )
 COMPARE = (
     "--mode=compare",
@@ -100,86 +99,6 @@ def test_a_finished_comparison_only_reports_again(
     assert done.returncode == 0, done.stderr
     assert {p: p.stat().st_mtime_ns for p in logs} == logs
     assert (comparison.folder / "report.html").exists()
-
-
-def test_seeds_that_are_added_are_tested_with_the_error_rate_that_is_left(
-    comparison: ContinuedComparison, tmp_path: pathlib.Path
-) -> None:
-    folder = tmp_path / "comparison"
-    shutil.copytree(comparison.folder, folder)
-    more = processes.run(*COMPARE, "--seeds=3", folder=tmp_path)
-    assert more.returncode == 0, more.stderr
-    plan = json.loads((folder / "plan.json").read_text("utf-8"))
-    assert plan["looks"] == [[2, 2], [3, 3]]
-    conclusion = conclusion_of(folder)
-    assert conclusion["seeds"] == [0, 1, 2]
-    tested = [c for c in conclusion["comparisons"] if c["p_value"] is not None]
-    assert {"examples_per_second", "eval_accuracy"} <= {c["metric"] for c in tested}
-    for entry in tested:
-        # Half of the tenth that the plan has kept.
-        assert entry["p_value_looks"] == pytest.approx(min(entry["p_value"] / 0.05, 1))
-        assert entry["p_value_holm"] == entry["p_value_looks"]
-    (speed,) = (c for c in tested if c["metric"] == "examples_per_second")
-    low, high = map(math.log, speed["interval"])
-    reach = stats.t.ppf(1 - 0.05 * 0.05 / 2, 2) * speed["deviation"] / math.sqrt(3)
-    assert (high - low) / 2 == pytest.approx(reach)
-
-    before = conclusion_of(folder)
-    fewer = processes.run(*COMPARE, folder=tmp_path)
-    assert fewer.returncode == 2
-    assert "holds a comparison of 3 seeds, and --seeds=2 is fewer" in fewer.stderr
-    assert conclusion_of(folder) == before
-
-
-UNTIL_VERDICT = (
-    "--mode=compare",
-    "--strategy=one_device",
-    # Sleep takes most of a step, so that speeds hardly depend on the machine's load.
-    "--set=length.step_delay_milliseconds=10",
-    "--arm=control: --learning_rate=0.011",
-    "--arm=other: --learning_rate=0.015",
-    "--arm=slow: --set=length.step_delay_milliseconds=150",
-    "--seeds=3-4",
-    "--drop_losers",
-    # Tenfold: with a margin of 300 % three seeds were undecided beside other work.
-    "--set=comparison.speed_margin_percent=1000",
-    "--run_dir=comparison",
-    *SMALL,
-)
-
-
-def test_a_comparison_looks_after_every_seed_and_drops_what_is_slower(
-    tmp_path: pathlib.Path,
-) -> None:
-    done = processes.run(*UNTIL_VERDICT, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    folder = tmp_path / "comparison"
-    plan = json.loads((folder / "plan.json").read_text("utf-8"))
-    assert plan["looks"] == [[3, 4]]
-    lines = done.stdout.splitlines()
-    assert "look after 3 seeds | 1 of 2 verdicts | probably 4 seeds" in lines
-    # The accuracies of a seed are the same on every machine: 3 and 4 are too few here.
-    assert "  undecided: accuracy of other" in lines
-    conclusion = conclusion_of(folder)
-    assert conclusion["stopping"] == "4 of 3 to 4: not every arm has its verdicts"
-    assert "seeds     4 of 3 to 4: not every arm has its verdicts" in lines
-    assert "slow was dropped after 3 seeds" in "".join(conclusion["remarks"])
-    assert [len(arm["runs"]) for arm in conclusion["arms"]] == [4, 4, 3]
-
-    # Continued by the same command, it decides the same again.
-    before = results_in(folder, RUNS)
-    again = processes.run(*UNTIL_VERDICT, folder=tmp_path)
-    assert again.returncode == 0, again.stderr
-    assert results_in(folder, RUNS) == before
-    assert conclusion_of(folder)["comparisons"] == conclusion["comparisons"]
-
-    # With a wide margin, it would have been over at once.
-    margin = "--set=comparison.accuracy_margin_points=99"
-    wide = processes.run(*UNTIL_VERDICT, margin, folder=tmp_path)
-    assert wide.returncode == 0, wide.stderr
-    assert (
-        conclusion_of(folder)["stopping"] == "3 of 3 to 4: every arm has its verdicts"
-    )
 
 
 def test_output_that_is_piped_has_no_control_codes_and_fits_80_columns(

@@ -13,10 +13,13 @@ import pytest
 
 from strategies.processes.forked_process import Process
 from tests import processes
+from tests.markers import further
 from tests.processes import ROOT
+from tests.trainers.experiments.compare.run_factory import Compare
 from tests.trainers.experiments.interruption import (
     ContinuedComparison,
     interrupted_and_continued,
+    interrupted_and_continued_by_hand,
     results_in,
 )
 from trainers.config.run import LARGEST_SEED
@@ -30,6 +33,8 @@ SMALL = (
     "--hidden_units=8",
     "--set=report.histogram_every_steps=none",
     "--checkpoint_every_steps=none",
+    "--eval_every_steps=none",
+    "--jit_compile=off",
     "--run_dir=comparison",
 )
 # The learning rate of the command line is too low for these few steps, but one of the
@@ -50,16 +55,21 @@ COMPARE = (*WITHOUT_TUNING, *TUNE)
 RUNS = "tuning/*/*/*/measured.json"
 
 
-@pytest.fixture(scope="module")
-def searched(tmp_path_factory: pytest.TempPathFactory) -> ContinuedComparison:
-    """Interrupted in its search, then started again."""
+@pytest.fixture(scope="module", params=["made", further("real")])
+def searched(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> ContinuedComparison:
+    """Interrupted in its search, then started again, with made runs or real ones."""
     here = tmp_path_factory.mktemp("here")
 
     def has_four_results(process: Process) -> bool:
         assert not (here / "comparison/runs").exists()
         return len(results_in(here / "comparison", RUNS)) > 3
 
-    searched = interrupted_and_continued(here, COMPARE, RUNS, has_four_results)
+    if request.param == "real":
+        searched = interrupted_and_continued(here, COMPARE, RUNS, has_four_results)
+    else:
+        searched = interrupted_and_continued_by_hand(here, COMPARE, RUNS, num_runs=4)
     assert searched.continued.returncode == 0, searched.continued.stderr
     return searched
 
@@ -230,14 +240,15 @@ def test_seeds_that_are_added_have_the_same_values(
         assert run["learning_rate"] == 0.1
 
 
-def test_a_given_value_between_worse_ones_is_kept(tmp_path: pathlib.Path) -> None:
-    done = processes.run(
+def test_a_given_value_between_worse_ones_is_kept(
+    compare: Compare, tmp_path: pathlib.Path
+) -> None:
+    done = compare(
         *WITHOUT_TUNING,
         "--optimizer=sgd",
         # The lower one learns nothing in these few steps, and the upper one diverges.
         "--tune=learning_rate:1e-9..1e30",
         "--tune_runs=2",
-        folder=tmp_path,
     )
     assert done.returncode == 0, done.stderr
     tuning = conclusion_of(tmp_path / "comparison")["tuning"]
@@ -256,7 +267,7 @@ import keras, numpy as np
 
 rows = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-model.compile(keras.optimizers.SGD(0.02), "mse")
+model.compile(keras.optimizers.SGD(0.02), "mse", jit_compile=False)
 model.fit(rows, rows[:, 0], batch_size=8)
 """
 
@@ -298,15 +309,12 @@ def test_a_loss_of_held_out_examples_that_is_nan_is_no_training_loss(
     assert loss_of(run) == loss
 
 
-def test_an_arm_that_always_diverges_ends_it_in_one_line(
-    tmp_path: pathlib.Path,
-) -> None:
-    done = processes.run(
+def test_an_arm_that_always_diverges_ends_it_in_one_line(compare: Compare) -> None:
+    done = compare(
         *WITHOUT_TUNING,
         "--optimizer=sgd",
         "--tune=learning_rate:1e30..1e38",
         "--tune_runs=2",
-        folder=tmp_path,
     )
     assert done.returncode == 3, done.stderr
     (line,) = done.stderr.splitlines()
