@@ -7,7 +7,6 @@ import pathlib
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -228,14 +227,8 @@ def tensorboard(comparison: ContinuedComparison) -> Iterator[str]:
     """Yields the address of a TensorBoard, started as the report suggests."""
     program, *arguments = shlex.split(conclusion_of(comparison.folder)["tensorboard"])
     assert program == "tensorboard"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tensorboard.main", *arguments, "--port=0"],
-        cwd=comparison.folder.parent,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with process:
+    words = [sys.executable, "-m", "tensorboard.main", *arguments, "--port=0"]
+    with processes.start_words(words, comparison.folder.parent) as process:
         try:
             lines = iter(process.stderr or ())
             yield next(
