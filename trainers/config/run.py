@@ -192,6 +192,12 @@ class ReportConfig:
         "none: only at the end.",
         minimum=0,
     )
+    final_evaluation: bool = setting(
+        True,
+        "Evaluate after the last step. Without it --eval_every_steps=none evaluates "
+        "nothing, as --mode=verify and --mode=predict do, which read no evaluation.",
+        has_flag=False,
+    )
     eval_global_batch_size: int = setting(
         500,
         "Examples evaluated at a time, over all replicas.",
@@ -218,6 +224,11 @@ class ReportConfig:
         path="file",
         used_by={"mode": ("evaluate",)},
     )
+
+    @property
+    def evaluates(self) -> bool:
+        """True if a run has an evaluation at all, if there are examples for one."""
+        return self.eval_every_steps is not None or self.final_evaluation
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -234,7 +234,7 @@ class TrainingRun:
             callbacks += callbacks_of(
                 self.epochs, self._evaluate, self._with_equal_variables
             )
-        elif self.parts.evaluation.num_examples:
+        elif self.parts.evaluation.num_examples and config.evaluates:
             evaluate = self._with_equal_variables(self._evaluate)
             callbacks.append(Every(self.parts.eval_every_steps, evaluate))
         save = self._with_equal_variables(lambda _: self._save_checkpoint())

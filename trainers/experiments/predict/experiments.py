@@ -210,7 +210,8 @@ def _shared(config: Config) -> Config:
     )
     # A program decides when it validates; steps are timed without that.
     if config.model.script is None:
-        shared = shared.replace(eval_every_steps=shared.report.eval_every_steps or None)
+        every = shared.report.eval_every_steps or None
+        shared = shared.replace(eval_every_steps=every, final_evaluation=False)
     if shared.length.train_steps is None and shared.length.epochs is None:
         shared = shared.replace(train_steps=_DEFAULT_TRAIN_STEPS)
     return shared

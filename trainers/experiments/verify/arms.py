@@ -86,7 +86,7 @@ def _brief(config: Config) -> Config:
         shared = shared.replace(replayable_random_numbers=True)
     else:
         every = shared.report.eval_every_steps or None
-        shared = shared.replace(eval_every_steps=every)
+        shared = shared.replace(eval_every_steps=every, final_evaluation=False)
     if shared.length.train_steps is None and shared.length.epochs is None:
         shared = shared.replace(train_steps=_DEFAULT_TRAIN_STEPS)
     return shared

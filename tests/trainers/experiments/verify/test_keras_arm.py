@@ -117,6 +117,9 @@ def test_one_device_takes_the_step_of_keras(
     assert arm["gradients"] is not None
     assert "\nkeras " in done.stdout
     assert "not compared" not in done.stdout
+    # Nobody reads an evaluation of this run.
+    final = processes.result_of(tmp_path / "verified/runs/one_device")["final"]
+    assert final["eval_loss"] is None
 
 
 def test_a_loss_that_is_called_directly_is_found(tmp_path: pathlib.Path) -> None:
