@@ -138,8 +138,7 @@ def start_words(
     starter: ProcessStarter = ProcessStarter()
     if is_module and read_at_import(asked) == templates().variables:
         starter = templates().starter
-        if [*words[:3]] == command():
-            asked = {**_variables_of_import(words[2:]), **asked}
+        asked = {**_variables_of_import(words[2:]), **asked}
     return starter.start(
         Program(
             command=words,

@@ -10,14 +10,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests import processes
+from tests.trainers.experiments.verify import planted_project
+from tests.trainers.experiments.verify.planted_project import PACKAGES
 
 # A verification is several runs. Less than the 300 seconds that a test may take.
 PATIENCE_SECONDS = 280.0
 
-PACKAGES = ("strategies", "models", "trainers")
-
 # A few steps of a small model, in which rounding cannot be taken for a fault.
-SMALL = ("--model=mlp", "--hidden_units=8", "--train_steps=3", "--dtype=float64")
+SMALL = (
+    *("--model=mlp", "--hidden_units=8", "--train_steps=3", "--dtype=float64"),
+    "--jit_compile=off",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,13 +62,10 @@ def verify(
 
     Runs the project in the folder if there is one, otherwise the tested project.
     """
-    project = folder if (folder / "trainers").is_dir() else processes.ROOT
-    done = processes.run_patiently(
-        processes.command("--mode=verify", "--run_dir=verified", *flags),
-        PATIENCE_SECONDS,
-        folder,
-        {"PYTHONPATH": str(project)},
-    )
+    words = processes.command("--mode=verify", "--run_dir=verified", *flags)
+    if (folder / "trainers").is_dir():
+        words[2] = planted_project.__name__
+    done = processes.run_patiently(words, PATIENCE_SECONDS, folder)
     path = folder / "verified" / "verify.json"
     found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return done, found
