@@ -94,6 +94,8 @@ def shared_tables(
         return ()
     step: ReplicaFunction = train_step
     if isinstance(train_step, OwnTrainStep):
+        if not train_step.own.has_sparse_gradients:
+            return ()
         step = train_step.in_turn()
     # A pipeline divides what it gets into its number of micro-batches.
     fewest = 1 if parts.pipeline is None else num_parts

@@ -60,11 +60,15 @@ def tables_shared_by_examples(
     if not any(_may_be_a_table(layer) for layer in flat_layers(model)):
         return ()
     weights = [v.value for v in model.trainable_variables]
-    counts = [_numbers_of_rows(step, weights, batch) for batch in (one, two)]
+    of_one = _numbers_of_rows(step, weights, one)
+    if not any(of_one):
+        # A trace takes up to seconds, and only tables have rows to compare.
+        return ()
+    of_two = _numbers_of_rows(step, weights, two)
     return [
         place
-        for place, (of_one, of_two) in enumerate(zip(*counts, strict=True))
-        if of_one is not None and of_one == of_two
+        for place, counts in enumerate(zip(of_one, of_two, strict=True))
+        if counts[0] is not None and counts[0] == counts[1]
     ]
 
 

@@ -63,6 +63,7 @@ class OwnStep:
       train: Its `train_step`.
       test: Its `test_step`; None without examples to evaluate on.
       is_sum: True if gradients are sums over a batch, and not means.
+      has_sparse_gradients: True if a gradient has rows of a table alone.
       updates: Updates of a step, in order.
       passes: Updates of each computation of a step, which is computed again for updates
         that need what an earlier one has changed; see `passes_of`.
@@ -72,6 +73,7 @@ class OwnStep:
     train: ModelStep
     test: ModelStep | None
     is_sum: bool = False
+    has_sparse_gradients: bool = False
     updates: Sequence[OwnUpdate] = ()
     passes: Sequence[slice] = ()
     remark: str | None = None

@@ -55,6 +55,15 @@ class Observed(NamedTuple):
     numbers: Mapping[str, np.ndarray]
     state_remark: str | None
 
+    @property
+    def has_sparse_gradients(self) -> bool:
+        """Whether a gradient has rows of a table alone."""
+        return any(
+            isinstance(gradient, tf.IndexedSlices)
+            for update in self.updates
+            for gradient in update.gradients.values()
+        )
+
 
 def observe(step: ModelStep, few: Batch) -> tuple[Observed, dict[str, Any]]:
     """Runs a step on some examples and on halves of them; nothing is changed."""

@@ -50,6 +50,7 @@ def own_step(model: keras.Model, few: Batch, held_out: Batch | None) -> OwnStep:
         train=train,
         test=test,
         is_sum=are_sums(*numbers) and not are_means(*numbers),
+        has_sparse_gradients=seen.has_sparse_gradients,
         updates=updates,
         passes=passes_of(updates, seen.reads_after),
         remark=_remark(train, seen),
