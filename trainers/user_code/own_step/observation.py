@@ -57,7 +57,7 @@ class Observed(NamedTuple):
 
     @property
     def has_sparse_gradients(self) -> bool:
-        """Whether a gradient has rows of a table alone."""
+        """Presence of a gradient that has rows of a table alone."""
         return any(
             isinstance(gradient, tf.IndexedSlices)
             for update in self.updates
