@@ -605,7 +605,7 @@ MUTATIONS = (
                 "prefetch(tf.data.AUTOTUNE)",
             ),
         ),
-        tests=f"{_CALLS}[random_parts-multi_worker_mirrored]",
+        tests=f"{_CALLS}[random_parts_and_callback-multi_worker_mirrored]",
     ),
     Mutation(
         "workers do not learn what the chief's callbacks have drawn",

@@ -14,7 +14,7 @@ model = keras.Sequential(
     [
         keras.layers.Input((12,), dtype="int32"),
         keras.layers.Embedding(50, 8, mask_zero=True),
-        keras.layers.Bidirectional(keras.layers.LSTM(8, return_sequences=True)),
+        keras.layers.SimpleRNN(8, return_sequences=True),
         keras.layers.TimeDistributed(keras.layers.Dense(5, activation="softmax")),
     ]
 )

@@ -28,9 +28,9 @@ def small(**compiled):
 
 
 def parts_for_validation():
-    few = {"batch_size": 10, "epochs": 2}
-    rare = {0: 1.0, 1: 10.0}
-    small().fit(x, y, **few, validation_split=0.25, class_weight=rare)
+    few = {"batch_size": 10, "epochs": 2, "class_weight": {0: 1.0, 1: 10.0}}
+    # The last 30 examples are held out, and 20 of them used.
+    small().fit(x, y, **few, validation_split=0.75, validation_steps=2)
 
 
 class Unpacking(keras.Model):
@@ -56,15 +56,18 @@ def weights_of_one_part():
     few = {"batch_size": 10, "epochs": 2}
     weighted = {**few, "sample_weight": weights}
     accuracy = {"weighted_metrics": ["accuracy"]}
-    small(**accuracy).fit(x, y, **weighted, validation_data=(x, y))
-    small(**accuracy).fit(x, y, **few, validation_data=(x, y, weights))
     ratio = {"loss": crossentropy(reduction="mean_with_sample_weight")}
-    small(**ratio).fit(x, y, **weighted, validation_data=(x, y))
+    small(**accuracy, **ratio).fit(x, y, **weighted, validation_data=(x, y))
+    small(**accuracy).fit(x, y, **few, validation_data=(x, y, weights))
+
+
+def steps_of_one_part():
     model = Unpacking()
     model(x[:2])
     model.set_weights([np.ones((4, 2)) / 4, np.zeros(2)])
     model.compile("sgd", crossentropy())
-    model.fit(x, y, **weighted, validation_data=(x, y))
+    few = {"batch_size": 10, "epochs": 2, "sample_weight": weights}
+    model.fit(x, y, **few, validation_data=(x, y))
 
 
 class Noisy(keras.utils.PyDataset):
@@ -97,9 +100,12 @@ class Sampling(keras.callbacks.Callback):
 
 
 def random_parts():
-    """Training, validation and a callback draw in turns."""
+    """Training and validation draw in turns."""
+    small().fit(Noisy(0, 20), epochs=5, validation_data=Noisy(20, 40))
+
+
+def random_parts_of_epochs():
     few = {"epochs": 5, "validation_data": Noisy(20, 40)}
-    small().fit(Noisy(0, 20), **few)
     small().fit(Noisy(0, 20), **few, steps_per_epoch=2)
     parts = tf.data.Dataset.from_generator(
         lambda: (Noisy(0, 20)[index] for index in range(2)),
@@ -151,17 +157,15 @@ def labels_without_a_loss():
 
 
 def lengths():
-    few = {"batch_size": 10, "epochs": 3}
-    # Keras ends an epoch at the end of the data, after 3, 1 and 3 steps.
-    small(optimizer="adam").fit(x, y, **few, steps_per_epoch=3)
+    few = {"batch_size": np.int64(10), "epochs": np.int64(3)}
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(10)
-    small(optimizer="adam").fit(data, epochs=3, steps_per_epoch=6)
-    small().fit(x, y, **few, validation_data=(x, y), validation_steps=2)
-    small().fit(x, y, **few, validation_split=0.75, validation_steps=2)
-    small().fit(x, y, epochs=2, validation_data=data, validation_steps=3)
+    # Keras ends an epoch at the end of the data, after 3, 1 and 3 steps.
+    arrays = {"validation_data": (x, y), "validation_steps": 2}
+    small(optimizer="adam").fit(x, y, **few, steps_per_epoch=3, **arrays)
+    streamed = {"validation_data": data, "validation_steps": 3}
+    small(optimizer="adam").fit(data, epochs=3, steps_per_epoch=6, **streamed)
     unknown = data.filter(lambda *_: True)
     small().fit(unknown, epochs=2, validation_data=unknown, validation_steps=9)
-    small().fit(x, y, epochs=np.int64(2), batch_size=np.int64(10))
     small().fit(x, y, epochs=3, initial_epoch=3)
 
 
@@ -171,8 +175,10 @@ CALLS = {
     "generators": generators,
     "random_batches": random_batches,
     "random_parts": random_parts,
+    "random_parts_of_epochs": random_parts_of_epochs,
     "random_parts_and_callback": random_parts_and_callback,
     "parts_for_validation": parts_for_validation,
     "weights_of_one_part": weights_of_one_part,
+    "steps_of_one_part": steps_of_one_part,
 }
 CALLS[sys.argv[1]]()

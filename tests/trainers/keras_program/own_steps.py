@@ -154,6 +154,8 @@ class Averaged(keras.Model):
 class Adversaries(keras.Model):
     """Updates a critic twice and then a generator, with one optimizer for each."""
 
+    updates_of_critic = 2
+
     def __init__(self):
         super().__init__()
         self.critic = keras.Sequential(
@@ -173,7 +175,7 @@ class Adversaries(keras.Model):
 
     def train_step(self, data):
         real, drawn = data["real"], data["noise"]
-        for _ in range(2):
+        for _ in range(self.updates_of_critic):
             with tf.GradientTape() as tape:
                 fake = self.critic(self.generator(drawn, training=True), training=True)
                 critic_loss = ops.mean(ops.softplus(fake)) + ops.mean(
@@ -260,7 +262,7 @@ class Clipped(Adversaries):
 
     def train_step(self, data):
         real, drawn = data["real"], data["noise"]
-        for _ in range(2):
+        for _ in range(self.updates_of_critic):
             with tf.GradientTape() as tape:
                 fake = self.critic(self.generator(drawn, training=True), training=True)
                 critic_loss = ops.mean(fake) - ops.mean(self.critic(real))
@@ -291,6 +293,18 @@ class Spectral(Adversaries):
                 layers.SpectralNormalization(layers.Dense(1)),
             ]
         )
+
+
+class ClippedOnce(Clipped):
+    """Updates and clips its critic once before the generator."""
+
+    updates_of_critic = 1
+
+
+class SpectralOnce(Spectral):
+    """Updates its critic once; the generator's update calls and assigns it again."""
+
+    updates_of_critic = 1
 
 
 class Followed(Averaged):
@@ -369,11 +383,19 @@ class Distributed(Numbers):
             penalty = ops.sum(ops.square(self.trainable_variables[0]))
             loss = tf.nn.compute_average_loss(errors)
             loss += tf.nn.scale_regularization_loss(0.1 * penalty)
-        weights = self.trainable_variables
+        # In an order of its own.
+        weights = self.trainable_variables[::-1]
         gradients = tape.gradient(loss, weights)
         self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
-        # A sum over the batch, and no metric.
-        return {"loss": loss, "total": ops.sum(errors)}
+        self.mean_loss.update_state(loss)
+        self.error.update_state(labels, self(features))
+        return {
+            "loss": loss,
+            # A sum over the batch, and no metric.
+            "total": ops.sum(errors),
+            "mean_loss": self.mean_loss.result(),
+            "error": self.error.result(),
+        }
 
 
 class AddsItsLoss(keras.Model):
@@ -428,6 +450,13 @@ like_numbers: dict[str, type[keras.Model]] = {
     "followed": Followed,
     "distributed": Distributed,
 }
+adversaries: dict[str, type[keras.Model]] = {
+    "adversaries": Adversaries,
+    "clipped": Clipped,
+    "clipped_once": ClippedOnce,
+    "spectral": Spectral,
+    "spectral_once": SpectralOnce,
+}
 if sys.argv[1] in like_numbers:
     model = like_numbers[sys.argv[1]]()
     model.compile(optimizer=adam)
@@ -446,12 +475,8 @@ elif sys.argv[1] == "taught":
     model = Taught()
     model.compile(optimizer=keras.optimizers.AdamW(0.01, weight_decay=0.1))
     model.fit(x, y, batch_size=16, epochs=3, validation_data=(x[:25], y[:25]))
-elif sys.argv[1] == "adversaries":
-    model = Adversaries()
-    model.compile(keras.optimizers.Adam(0.01), keras.optimizers.RMSprop(0.01))
-    model.fit({"real": x, "noise": noise}, batch_size=16, epochs=3)
-elif sys.argv[1] in ("clipped", "spectral"):
-    model = {"clipped": Clipped, "spectral": Spectral}[sys.argv[1]]()
+elif sys.argv[1] in adversaries:
+    model = adversaries[sys.argv[1]]()
     model.compile(keras.optimizers.Adam(0.01), keras.optimizers.RMSprop(0.01))
     model.fit({"real": x, "noise": noise}, batch_size=16, epochs=3)
 elif sys.argv[1] in ("parts", "parts_and_error"):
