@@ -295,14 +295,8 @@ class Spectral(Adversaries):
         )
 
 
-class ClippedOnce(Clipped):
-    """Updates and clips its critic once before the generator."""
-
-    updates_of_critic = 1
-
-
-class SpectralOnce(Spectral):
-    """Updates its critic once; the generator's update calls and assigns it again."""
+class ClippedSpectral(Clipped, Spectral):
+    """Assigns kernels of its critic before its one update of it, and after it."""
 
     updates_of_critic = 1
 
@@ -380,11 +374,11 @@ class Distributed(Numbers):
         features, labels = data
         with tf.GradientTape() as tape:
             errors = ops.square(labels - self(features, training=True))[:, 0]
-            penalty = ops.sum(ops.square(self.trainable_variables[0]))
+            penalty = ops.sum(ops.square(self.trained[0]))
             loss = tf.nn.compute_average_loss(errors)
             loss += tf.nn.scale_regularization_loss(0.1 * penalty)
         # In an order of its own.
-        weights = self.trainable_variables[::-1]
+        weights = self.trained[::-1]
         gradients = tape.gradient(loss, weights)
         self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
         self.mean_loss.update_state(loss)
@@ -396,6 +390,54 @@ class Distributed(Numbers):
             "mean_loss": self.mean_loss.result(),
             "error": self.error.result(),
         }
+
+    @property
+    def trained(self):
+        return self.trainable_variables
+
+
+class Combined(Distributed):
+    """Has what four others have: a teacher, a follower, functions and a penalty."""
+
+    def __init__(self):
+        super().__init__()
+        self.teacher, self.follower = small(16), small()
+        self.num_steps = self.add_weight(
+            shape=(), initializer="zeros", trainable=False, name="num_steps"
+        )
+
+    def call(self, inputs):
+        return self.inner(self.damped(inputs))
+
+    @tf.function
+    def damped(self, inputs):
+        if self.num_steps > 4:
+            inputs = inputs * 0.9
+        return inputs
+
+    @tf.function
+    def train_step(self, data):
+        features, labels = data
+        self.num_steps.assign(self.num_steps + 1)
+        for own, followed in zip(
+            self.follower.weights, self.inner.weights, strict=True
+        ):
+            own.assign(0.9 * own + 0.1 * followed)
+        return super().train_step((features, self.taught(features, labels)))
+
+    @tf.function
+    def test_step(self, data):
+        features, labels = data
+        self.error.update_state(self.taught(features, labels), self(features))
+        return {"error": self.error.result()}
+
+    def taught(self, features, labels):
+        goal = self.teacher(features, training=False) + self.follower(features)
+        return labels + 0.1 * ops.stop_gradient(goal)
+
+    @property
+    def trained(self):
+        return self.inner.trainable_variables
 
 
 class AddsItsLoss(keras.Model):
@@ -453,9 +495,8 @@ like_numbers: dict[str, type[keras.Model]] = {
 adversaries: dict[str, type[keras.Model]] = {
     "adversaries": Adversaries,
     "clipped": Clipped,
-    "clipped_once": ClippedOnce,
     "spectral": Spectral,
-    "spectral_once": SpectralOnce,
+    "clipped_spectral": ClippedSpectral,
 }
 if sys.argv[1] in like_numbers:
     model = like_numbers[sys.argv[1]]()
@@ -479,6 +520,10 @@ elif sys.argv[1] in adversaries:
     model = adversaries[sys.argv[1]]()
     model.compile(keras.optimizers.Adam(0.01), keras.optimizers.RMSprop(0.01))
     model.fit({"real": x, "noise": noise}, batch_size=16, epochs=3)
+elif sys.argv[1] == "combined":
+    model = Combined()
+    model.compile(optimizer=keras.optimizers.AdamW(0.01, weight_decay=0.1))
+    model.fit(x, y, batch_size=16, epochs=2, validation_data=(x[:25], y[:25]))
 elif sys.argv[1] in ("parts", "parts_and_error"):
     model = Parts(learns_error=sys.argv[1] != "parts")
     optimizers = keras.optimizers.Ftrl(0.05), adam, keras.optimizers.SGD(0.01)

@@ -65,20 +65,21 @@ _OWN_STEPS = {
     "replaced": "tower",
     "results": "multi_worker_mirrored",
     "clipped": "tower",
-    "clipped_once": "multi_worker_mirrored",
     "spectral": "multi_worker_mirrored",
-    "spectral_once": "tower",
+    "clipped_spectral": "tower",
     "followed": "parameter_server",
     "decorated": "tower",
     "distributed": "multi_worker_mirrored",
+    "combined": "multi_worker_mirrored",
     "added": "tower",
     "added_rows": "parameter_server",
     "report": "multi_worker_mirrored",
 }
-# Models of which each has something that no other of them has.
+# Models of which each has something that no other of them has. The others show by
+# themselves what these have together.
 _OWN_STEPS_SHOWN = (
-    *("distributed", "taught", "report", "replaced", "results", "decorated"),
-    *("clipped_once", "spectral_once", "parts_and_error"),
+    *("combined", "report", "replaced", "results", "clipped_spectral"),
+    "parts_and_error",
 )
 # In float64. A sum over replicas is rounded in another order than that over a batch,
 # and Adam's division by the root of a small number magnifies it.
@@ -176,8 +177,9 @@ def test_servers_take_a_second_fit_without_evaluation(
     _assert_same(found, _plain(program), tolerance)
 
 
-@pytest.mark.parametrize("strategy", chosen(_STRATEGIES, ("tower",)))
-@pytest.mark.parametrize("optimizer", chosen(_OPTIMIZERS, ("muon",)))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("strategy", _STRATEGIES)
+@pytest.mark.parametrize("optimizer", _OPTIMIZERS)
 def test_each_optimizer_updates_as_with_fit(
     tmp_path: pathlib.Path, optimizer: str, strategy: str
 ) -> None:
