@@ -6,6 +6,7 @@ import pathlib
 
 import pytest
 
+from tests.markers import further
 from tests.processes import result_of, run
 
 _CALLBACKS = """
@@ -33,7 +34,7 @@ def _run(folder: pathlib.Path, *flags: str):
 @pytest.mark.parametrize(
     "strategy",
     [
-        ("--strategy=mirrored", "--num_replicas=2"),
+        further(("--strategy=mirrored", "--num_replicas=2")),
         ("--strategy=multi_worker_mirrored", "--num_workers=2"),
     ],
 )

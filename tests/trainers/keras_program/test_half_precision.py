@@ -7,6 +7,7 @@ import pathlib
 import numpy as np
 import pytest
 
+from tests.markers import further
 from tests.trainers.keras_program.beside_fit import by_fit, under
 
 _TEXT = """
@@ -29,7 +30,7 @@ model.fit(x, y, batch_size=16, epochs=1)
 @pytest.mark.parametrize(
     "flags",
     [
-        ("--strategy=one_device",),
+        further(("--strategy=one_device",)),
         (
             *("--strategy=multi_worker_mirrored", "--num_workers=2"),
             "--shard_optimizer_state",

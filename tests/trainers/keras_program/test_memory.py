@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import subprocess
-import sys
 import time
 
 import psutil
@@ -48,25 +46,19 @@ def _peak_mib(folder: pathlib.Path, num_batches: int, *flags: str) -> float:
     program = folder / "train.py"
     program.write_text(_PROGRAM)
     run_dir = folder / f"run{num_batches}"
-    process = psutil.Popen(
-        processes.command(
-            *(f"--script={program}", f"--run_dir={run_dir}", *flags),
-            *("--", str(num_batches)),
-        ),
-        env=processes.environment(),
-        cwd=processes.ROOT,
-        stdout=sys.stderr,
-        stderr=subprocess.STDOUT,
-    )
+    words = (f"--script={program}", f"--run_dir={run_dir}", *flags)
     most = 0
-    while process.poll() is None:
-        try:
-            for one in (process, *process.children(recursive=True)):
-                most = max(most, one.memory_info().rss)
-        except psutil.NoSuchProcess:
-            continue
-        time.sleep(0.05)
-    assert process.returncode == 0
+    with processes.started(*words, "--", str(num_batches), folder=folder) as process:
+        seen = psutil.Process(process.pid)
+        while process.poll() is None:
+            try:
+                for one in (seen, *seen.children(recursive=True)):
+                    most = max(most, one.memory_info().rss)
+            except psutil.NoSuchProcess:
+                continue
+            time.sleep(0.05)
+        ended = processes.end_of(process)
+    assert ended.returncode == 0, ended.stderr
     assert processes.result_of(run_dir)["steps"] == num_batches
     return most / 2**20
 

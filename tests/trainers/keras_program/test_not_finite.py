@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pathlib
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -82,7 +81,7 @@ def test_metrics_and_masks_end_no_training(tmp_path: pathlib.Path) -> None:
     """A relative error of a label of zero, a validated nan, a mask of -inf."""
     program = tmp_path / "train.py"
     program.write_text(_TRAINS)
-    expected = _history(processes.run_words([sys.executable, str(program)]))
+    expected = _history(processes.run_module(program.stem, folder=tmp_path))
     done = processes.run(
         *(f"--script={program}", f"--run_dir={tmp_path / 'run'}"),
         *("--strategy=mirrored", "--num_replicas=2", "--checkpoint_every_steps=3"),

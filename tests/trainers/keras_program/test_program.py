@@ -297,6 +297,7 @@ def test_workers_have_the_chiefs_variables_of_any_type(tmp_path: pathlib.Path) -
     kept = Kept()
     model = keras.Sequential([kept, keras.layers.Dense(1)])
     model.compile("sgd", "mse")
+    # Workers end with the last call.
     for _ in range(2):
         model.fit(x, y, batch_size=20)
         print("found", task, [float(sum(w.numpy())) for w in kept.weights])
@@ -704,7 +705,7 @@ def test_programs_of_users_run_unchanged(
     assert done.returncode == (2 if program in refused else 0), done.stderr
 
 
-@pytest.mark.parametrize("moment", ["on_epoch_end", "on_train_end"])
+@pytest.mark.parametrize("moment", ["on_epoch_end", further("on_train_end")])
 def test_a_killed_program_remembers_what_its_callbacks_knew(
     tmp_path: pathlib.Path, moment: str
 ) -> None:

@@ -9,6 +9,7 @@ import textwrap
 import pytest
 
 from tests import processes
+from tests.markers import further
 
 _NOTEBOOK = """
 import keras
@@ -31,7 +32,7 @@ if __name__ == "__main__":
     def made():
         inputs = keras.Input((4,))
         outputs = keras.layers.Dense(1)(Doubled()(keras.layers.Dense(3)(inputs)))
-        model = keras.Model(inputs, outputs)
+        model = keras.Model(inputs, outputs, name="my.line")
         model.compile(keras.optimizers.Adam(0.01), squared_error, metrics=["mae"])
         return model
 """
@@ -46,12 +47,16 @@ def _run(folder: pathlib.Path, cell: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "strategy",
     [
-        'strategy="mirrored", settings={"num_replicas": 3}',
+        further('strategy="mirrored", settings={"num_replicas": 3}'),
         'strategy="multi_worker_mirrored", settings={"num_workers": 2}',
     ],
 )
 def test_it_trains_as_the_model_itself(tmp_path: pathlib.Path, strategy: str) -> None:
-    """Calls `fit` twice: the optimizer continues with its state."""
+    """Calls `fit` twice: the optimizer continues with its state.
+
+    The optimizer of a model that is built has no state before it trains, of which Keras
+    would warn.
+    """
     done = _run(
         tmp_path,
         f"""
@@ -74,6 +79,8 @@ def test_it_trains_as_the_model_itself(tmp_path: pathlib.Path, strategy: str) ->
     )
     assert done.returncode == 0, done.stderr
     assert "all equal" in done.stdout
+    assert "Warning" not in done.stdout + done.stderr
+    assert done.stdout.count("model     my_line, 19 parameters") == 2
 
 
 def test_a_model_that_fit_builds_comes_back_trained(tmp_path: pathlib.Path) -> None:
@@ -89,24 +96,6 @@ def test_a_model_that_fit_builds_comes_back_trained(tmp_path: pathlib.Path) -> N
     )
     assert done.returncode == 0, done.stderr
     assert "steps 4 19" in done.stdout
-
-
-def test_a_first_call_names_the_model_and_warns_of_nothing(
-    tmp_path: pathlib.Path,
-) -> None:
-    """The optimizer of a model that is built has no state before it trains."""
-    done = _run(
-        tmp_path,
-        """
-        inputs = keras.Input((4,))
-        model = keras.Model(inputs, keras.layers.Dense(1)(inputs), name="my.line")
-        model.compile("adam", "mse")
-        trainers.fit(model, x, y, verbose=0, strategy="one_device")
-        """,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Warning" not in done.stdout + done.stderr
-    assert "model     my_line, 5 parameters" in done.stdout
 
 
 @pytest.mark.parametrize(
