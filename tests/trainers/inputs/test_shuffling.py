@@ -41,8 +41,8 @@ def counted(batch: Batch) -> list[int]:
     return batch.labels.numpy()[weights == 1].tolist()
 
 
-# 40 cases each: a case makes up to four tf.data pipelines, some 20 ms apiece.
-few = settings(max_examples=40, deadline=None)
+# A case makes up to four tf.data pipelines, some 20 ms apiece.
+few = settings(max_examples=12, deadline=None)
 lengths = generate.integers(1, 70)
 batch_sizes = generate.integers(1, 80)
 replica_counts = generate.integers(1, 6)
