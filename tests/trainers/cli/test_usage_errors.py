@@ -143,7 +143,8 @@ def test_a_terminal_without_the_characters_shows_escapes(folder: pathlib.Path) -
 def test_a_run_whose_folder_is_gone_says_so_and_leaves_nothing(
     what: str, folder: pathlib.Path
 ) -> None:
-    flags = ("--model=mlp", "--hidden_units=8", "--train_steps=1000000")
+    quick = ("--model=mlp", "--hidden_units=8", "--jit_compile=off")
+    flags = (*quick, "--train_steps=1000000")
     with processes.started(*flags, "--run_dir=here", folder=folder) as process:
         run = folder / "here"
         processes.wait_until(

@@ -34,6 +34,9 @@ FLAGS = (
     "--summary_every_steps=20",
     "--set=report.histogram_every_steps=none",
     "--checkpoint_every_steps=none",
+    "--eval_every_steps=none",
+    # A compilation takes longer than these steps.
+    "--jit_compile=off",
 )
 
 # Every step doubles the weights and turns their sign: w - 1 * 3 * w = -2 w. After
@@ -46,6 +49,7 @@ DIVERGING = (
     "--weight_decay=3",
     "--train_steps=200",
     "--checkpoint_every_steps=10",
+    "--jit_compile=off",
 )
 
 
@@ -199,7 +203,8 @@ def test_a_second_signal_ends_the_process_at_once(
     tmp_path: pathlib.Path, number: int, exit_code: int
 ) -> None:
     run = tmp_path / "run"
-    slow = [sys.executable, "-c", _SLOW]
+    (tmp_path / "slow.py").write_text(_SLOW)
+    slow = [sys.executable, "-m", "slow"]
     with processes.started(
         *FLAGS, f"--run_dir={run}", folder=tmp_path, begin=slow
     ) as process:
@@ -327,6 +332,7 @@ def test() -> None:
 """
 
 
+@pytest.mark.exhaustive
 def test_tests_depend_on_nothing_that_they_inherit(tmp_path: pathlib.Path) -> None:
     """Pytest itself, in a process that ignores interrupts, as in the background."""
     test = tmp_path / "test_one.py"

@@ -12,7 +12,7 @@ from trainers.config.config import Config
 from trainers.fault_tolerance.tensorflow_errors import refusal_of
 from trainers.reporting.result import ALWAYS_FINAL
 
-QUICK = ("--model=mlp", "--hidden_units=8", "--train_steps=20")
+QUICK = ("--model=mlp", "--hidden_units=8", "--train_steps=20", "--jit_compile=off")
 
 
 def test_weights_that_overflow_in_the_last_step_are_not_a_success(
@@ -22,7 +22,7 @@ def test_weights_that_overflow_in_the_last_step_are_not_a_success(
     run_dir = tmp_path / "run"
     done = processes.run(
         f"--run_dir={run_dir}",
-        "--model=mlp",
+        *QUICK,
         "--train_steps=1",
         "--optimizer=sgd",
         "--learning_rate=1e38",

@@ -30,6 +30,8 @@ DIVERGING = (
     "--summary_every_steps=1",
     "--set=report.histogram_every_steps=none",
 )
+# A compilation takes longer than these steps.
+QUICK = (*DIVERGING, "--jit_compile=off")
 LINE = re.compile(
     r"warning: .* step (?P<step>\d+): back to step (?P<back_to>\d+), with the learning "
     r"rate times (?P<factor>[\d.]+) \(rollback (?P<count>\d+) of (?P<most>\d+)\)\."
@@ -101,10 +103,10 @@ def test_every_strategy_goes_back_and_completes_with_half_the_rate(
 def test_a_resumed_run_keeps_the_smaller_rate(tmp_path: pathlib.Path) -> None:
     """Also if it is not to go back again, when steps hold the rate as a number."""
     whole, parts = (f"--run_dir={tmp_path / name}" for name in ("whole", "parts"))
-    assert main(["main", *DIVERGING, "--train_steps=100", whole]) == 0
-    assert main(["main", *DIVERGING, "--train_steps=85", parts]) == 0
+    assert main(["main", *QUICK, "--train_steps=100", whole]) == 0
+    assert main(["main", *QUICK, "--train_steps=85", parts]) == 0
     resumed = ("--resume=auto", "--on_divergence=stop", "--train_steps=100")
-    assert main(["main", *DIVERGING, *resumed, parts]) == 0
+    assert main(["main", *QUICK, *resumed, parts]) == 0
     results = [processes.result_of(tmp_path / name) for name in ("whole", "parts")]
     assert results[0]["weights_sha256"] == results[1]["weights_sha256"]
     assert results[0]["rollbacks"] == results[1]["rollbacks"] == 1
@@ -147,7 +149,7 @@ def test_a_run_that_diverges_at_once_goes_back_to_the_beginning(
     tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    flags = (*DIVERGING, "--learning_rate=1e30", "--set=guard.max_rollbacks=1")
+    flags = (*QUICK, "--learning_rate=1e30", "--set=guard.max_rollbacks=1")
     assert main(["main", *flags, "--train_steps=9", f"--run_dir={run}"]) == 3
     line, _ = said(capfd)
     assert "back to step 0, with the learning rate times 0.5 (rollback 1 of 1)" in line
@@ -158,7 +160,7 @@ def test_a_damaged_checkpoint_is_passed_over(
     tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    flags = (*DIVERGING, "--train_steps=20", f"--run_dir={run}")
+    flags = (*QUICK, "--train_steps=20", f"--run_dir={run}")
     assert main(["main", *flags]) == 0
     (run / "checkpoints/step-00000020/variables.index").write_bytes(b"")
     capfd.readouterr()

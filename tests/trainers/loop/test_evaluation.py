@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import re
+import shutil
 
 import keras
 import numpy as np
@@ -22,13 +23,18 @@ from trainers.config.config import Config
 from trainers.loop.builder import assemble, create_strategy
 from trainers.loop.parts import TrainingParts
 
-SMALL = ("--model=mlp", "--hidden_units=8", "--set=report.histogram_every_steps=none")
+# A compilation takes longer than the steps of these runs.
+SMALL = (
+    *("--model=mlp", "--hidden_units=8", "--set=report.histogram_every_steps=none"),
+    "--jit_compile=off",
+)
 REGRESSION = (
     "--model=tests.trainers.user_code.factories:regression",
     "--dataset=tests.trainers.user_code.factories:quantities",
     "--global_batch_size=10",
     "--train_steps=40",
     "--set=report.histogram_every_steps=none",
+    "--jit_compile=off",
 )
 REPORTED = {"loss", "mean_absolute_error", "mean_squared_logarithmic_error"}
 
@@ -63,7 +69,7 @@ def test_default_interval(settings: dict[str, int], expected: int | None) -> Non
 
 
 @pytest.mark.parametrize(
-    "strategy", chosen(in_one_process(), ["one_device", "tower", "parameter_averaging"])
+    "strategy", chosen(in_one_process(), ["one_device", "parameter_averaging"])
 )
 def test_a_run_is_evaluated_ten_times_by_default(
     strategy: str, tmp_path: pathlib.Path
@@ -77,17 +83,14 @@ def test_a_run_is_evaluated_ten_times_by_default(
     assert list(events.scalars("accuracy")) == steps
 
 
-def test_evaluation_is_turned_off_until_the_end(tmp_path: pathlib.Path) -> None:
-    flags = (*SMALL, "--train_steps=40", "--eval_every_steps=none")
-    train(tmp_path / "run", *flags)
-    rows = metrics_of(tmp_path / "run")
-    assert [row["step"] for row in rows if "eval_loss" in row] == [40]
-
-
-def test_evaluations_do_not_change_the_training(tmp_path: pathlib.Path) -> None:
+def test_evaluation_is_turned_off_until_the_end_and_changes_no_training(
+    tmp_path: pathlib.Path,
+) -> None:
     flags = (*SMALL, "--train_steps=40", "--dropout=0.2")
     often = train(tmp_path / "often", *flags)
     once = train(tmp_path / "once", *flags, "--eval_every_steps=none")
+    rows = metrics_of(tmp_path / "once")
+    assert [row["step"] for row in rows if "eval_loss" in row] == [40]
     assert often["weights_sha256"] == once["weights_sha256"]
     for name in ("train_loss", "eval_loss", "eval_accuracy"):
         assert often["final"][name] == once["final"][name]
@@ -181,6 +184,7 @@ def test_every_output_has_its_metrics(tmp_path: pathlib.Path) -> None:
         "--dataset=tests.trainers.user_code.factories:several",
         "--global_batch_size=10",
         "--train_steps=10",
+        "--jit_compile=off",
     )
     expected = {"loss", "kind_accuracy", "kind_loss", "size_loss", "size_mae"}
     expected |= {"size_mean_squared_error"}
@@ -191,11 +195,15 @@ def test_every_output_has_its_metrics(tmp_path: pathlib.Path) -> None:
         assert result["final"][name] is not None
 
 
-def test_metrics_outlive_the_process(tmp_path: pathlib.Path) -> None:
+def test_metrics_outlive_the_process(
+    regression: tuple[pathlib.Path, str], tmp_path: pathlib.Path
+) -> None:
     """A process that only ends a run reports the metrics from before a kill."""
-    before = train(tmp_path / "run", *REGRESSION)
+    before = result_of(regression[0])
+    shutil.copytree(regression[0], tmp_path / "run")
     (tmp_path / "run" / "result.json").unlink()
-    after = train(tmp_path / "run", *REGRESSION, "--resume=auto")
+    resumed = ("--export=keras", "--resume=auto")
+    after = train(tmp_path / "run", *REGRESSION, *resumed)
     assert after["final"] == before["final"]
 
 

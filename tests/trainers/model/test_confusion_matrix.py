@@ -40,7 +40,7 @@ def predicted(run_dir: pathlib.Path) -> np.ndarray:
 @pytest.mark.parametrize(
     "flags",
     [
-        ("--strategy=one_device",),
+        further(("--strategy=one_device",)),
         further(("--strategy=mirrored", "--num_replicas=3")),
         further(("--strategy=tower", "--num_replicas=3", "--update=async")),
         pytest.param(

@@ -20,6 +20,8 @@ FLAGS = (
     "--checkpoint_every_steps=10",
     "--summary_every_steps=10",
     "--global_batch_size=100",
+    # Stages are not compiled, and a compilation takes longer than these steps.
+    "--jit_compile=off",
 )
 STAGES = (
     "--strategy=model_parallel",

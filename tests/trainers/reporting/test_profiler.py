@@ -13,7 +13,11 @@ from tests.processes import train
 from trainers.config.config import Config
 from trainers.loop.loop import At
 
-SMALL = ("--model=mlp", "--hidden_units=8", "--train_steps=30", "--steps_per_loop=5")
+SMALL = (
+    *("--model=mlp", "--hidden_units=8", "--train_steps=30", "--steps_per_loop=5"),
+    # XLA would make one program of all operations.
+    "--jit_compile=off",
+)
 
 
 def traces(run_dir: pathlib.Path) -> list[xplane_pb2.XSpace]:
@@ -45,23 +49,22 @@ def test_a_trace_has_the_steps_and_no_others(
 ) -> None:
     # An evaluation between two steps would add its losses to the trace.
     flags = (*SMALL, "--eval_every_steps=none", "--set=report.profile_steps=7,13")
-    # XLA would make one program of all operations.
-    plain = "--jit_compile=off"
-    train(tmp_path / "run", f"--strategy={strategy}", *flags, plain)
+    train(tmp_path / "run", f"--strategy={strategy}", *flags)
     (trace,) = traces(tmp_path / "run")
     # Once a step on every replica, and the profiler leaves none out.
     assert times_seen(trace, ":SparseSoftmaxCrossEntropyWithLogits") == 6 * replicas
 
 
-def test_a_run_that_ends_before_writes_what_there_is(tmp_path: pathlib.Path) -> None:
-    train(tmp_path / "run", *SMALL, "--set=report.profile_steps=20,50")
-    (trace,) = traces(tmp_path / "run")
+def test_a_run_that_ends_before_writes_what_there_is_and_is_the_same(
+    tmp_path: pathlib.Path,
+) -> None:
+    """The other run ends before its first step to trace."""
+    one = train(tmp_path / "one", *SMALL, "--set=report.profile_steps=20,50")
+    (trace,) = traces(tmp_path / "one")
     assert times_seen(trace, "MatMul") >= 10
-
-
-def test_a_run_that_ends_before_the_first_has_none(tmp_path: pathlib.Path) -> None:
-    train(tmp_path / "run", *SMALL, "--set=report.profile_steps=40,50")
-    assert traces(tmp_path / "run") == []
+    other = train(tmp_path / "other", *SMALL, "--set=report.profile_steps=40,50")
+    assert traces(tmp_path / "other") == []
+    assert one["weights_sha256"] == other["weights_sha256"]
 
 
 def test_a_run_that_is_resumed_between_the_two_steps_has_none(
@@ -75,12 +78,6 @@ def test_a_run_that_is_resumed_between_the_two_steps_has_none(
     # The trace of the steps from the first one to the end before.
     (still,) = (path / "tb" / "train" / "plugins" / "profile").iterdir()
     assert still == folder
-
-
-def test_a_run_is_the_same_with_a_trace_of_it(tmp_path: pathlib.Path) -> None:
-    one = train(tmp_path / "one", *SMALL, "--set=report.profile_steps=7,13")
-    other = train(tmp_path / "other", *SMALL)
-    assert one["weights_sha256"] == other["weights_sha256"]
 
 
 @pytest.mark.parametrize("steps", [(5,), (5, 5), (9, 5), (1, 2, 3)])

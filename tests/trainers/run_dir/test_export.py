@@ -81,7 +81,9 @@ def test_the_last_and_the_best_model_of_a_run(
 
 def test_the_best_is_kept_when_a_run_is_continued(tmp_path: pathlib.Path) -> None:
     folder = tmp_path / "run"
-    given = ("--strategy=one_device", "--model=mlp", "--export=keras", *EVERY)
+    # A compilation takes longer than these steps.
+    quick = ("--strategy=one_device", "--model=mlp", "--jit_compile=off")
+    given = (*quick, "--export=keras", *EVERY)
     train(folder, *given, "--train_steps=40")
     path = folder / "metrics.jsonl"
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]

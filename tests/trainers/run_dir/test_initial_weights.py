@@ -9,7 +9,8 @@ import pytest
 from tests.markers import further
 from tests.processes import run, train
 
-MODEL = ("--model=mlp", "--hidden_units=8")
+# A compilation takes longer than these steps.
+MODEL = ("--model=mlp", "--hidden_units=8", "--jit_compile=off")
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ FLAGS = (
     "--hidden_units=16",
     "--dropout=0.3",
     "--optimizer=adam",
-    "--train_steps=1000",
+    "--train_steps=600",
     "--steps_per_loop=5",
     "--summary_every_steps=20",
     "--set=report.histogram_every_steps=none",

@@ -18,7 +18,11 @@ from trainers.config.config import Config
 from trainers.reporting.tensorboard import TRAIN, Summaries
 from trainers.run_dir.run_dir import RunDir
 
-SMALL = ("--model=mlp", "--hidden_units=8", "--steps_per_loop=10")
+SMALL = (
+    *("--model=mlp", "--hidden_units=8", "--steps_per_loop=10"),
+    # A compilation takes longer than these steps.
+    "--jit_compile=off",
+)
 
 # A file system in memory ends with its process, which therefore copies the files out.
 TRAIN_AND_COPY_OUT = """
