@@ -89,10 +89,6 @@ def test_only_the_chief_writes_and_a_program_ends_once(tmp_path: pathlib.Path) -
     keras.saving.save_model(model, f"{os.getpid()}.keras")
     keras.models.save_model(model=model, filepath=f"again_{os.getpid()}.keras")
     try:
-        model.fit(x, y, **fixed)
-    except:
-        print("caught")
-    try:
         made().fit(x, y, **fixed)
     except:
         pass
@@ -102,7 +98,7 @@ def test_only_the_chief_writes_and_a_program_ends_once(tmp_path: pathlib.Path) -
     done = processes.run(*run, *_WORKERS, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(list(tmp_path.glob("*.keras"))) == 2
-    assert processes.result_of(tmp_path / "run")["steps"] == 6
+    assert processes.result_of(tmp_path / "run")["steps"] == 4
 
 
 def test_backups_of_keras_have_no_effect_and_a_warning_says_so(

@@ -47,8 +47,8 @@ def _run(folder: pathlib.Path, cell: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "strategy",
     [
-        further('strategy="mirrored", settings={"num_replicas": 3}'),
-        'strategy="multi_worker_mirrored", settings={"num_workers": 2}',
+        'strategy="mirrored", settings={"num_replicas": 3}',
+        further('strategy="multi_worker_mirrored", settings={"num_workers": 2}'),
     ],
 )
 def test_it_trains_as_the_model_itself(tmp_path: pathlib.Path, strategy: str) -> None:
