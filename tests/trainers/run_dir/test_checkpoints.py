@@ -8,7 +8,7 @@ import os
 import pathlib
 import shutil
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -27,6 +27,23 @@ DATA = "variables.data-00000-of-00001"
 COMMIT = "commit.json"
 
 
+class Network(NamedTuple):
+    """A tiny model, its optimizer and the number of its steps."""
+
+    model: keras.Model
+    optimizer: keras.optimizers.Optimizer
+    step: tf.Variable
+
+
+def made(units: int = 4, optimizer: str = "adam", dtype: str = "float32") -> Network:
+    features = keras.Input((3,))
+    hidden = keras.layers.Dense(units, dtype=dtype)(features)
+    model = keras.Model(features, keras.layers.Dense(2, dtype=dtype)(hidden))
+    built = keras.optimizers.get(optimizer)
+    built.build(model.trainable_variables)
+    return Network(model, built, tf.Variable(0, dtype=tf.int64))
+
+
 class Run:
     """A tiny model with the checkpoints of its training."""
 
@@ -38,13 +55,10 @@ class Run:
         units: int = 4,
         optimizer: str = "adam",
         dtype: str = "float32",
+        network: Network | None = None,
     ):
-        features = keras.Input((3,))
-        hidden = keras.layers.Dense(units, dtype=dtype)(features)
-        self.model = keras.Model(features, keras.layers.Dense(2, dtype=dtype)(hidden))
-        self.optimizer = keras.optimizers.get(optimizer)
-        self.optimizer.build(self.model.trainable_variables)
-        self.step = tf.Variable(0, dtype=tf.int64)
+        network = network or made(units, optimizer, dtype)
+        self.model, self.optimizer, self.step = network
         self.folder = folder
         self.warnings: list[str] = []
         self.checkpoints = Checkpoints(
@@ -534,14 +548,21 @@ def folder(pristine: pathlib.Path, tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path / "checkpoints"
 
 
+@pytest.fixture(scope="module")
+def network() -> Network:
+    """Returns the network of all damaged checkpoints; to make one takes half a test."""
+    return made()
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_to_the_newest_is_told_and_the_one_before_restored(
-    folder: pathlib.Path, damage: str
+    folder: pathlib.Path, network: Network, damage: str
 ) -> None:
     newest = folder / "step-00000020"
     DAMAGES[damage](newest, folder.parent / "outside")
     before = processes.contents(folder.parent)
-    run = Run(folder, keep=1)
+    run = Run(folder, keep=1, network=network)
+    run.train_to(0)
     assert run.restore() == {"interval_sums": {"loss": 10 / 3}}
     assert run.values() == run.values_at(10)
     (warning,) = run.warnings
@@ -571,12 +592,13 @@ def test_damage_to_the_newest_is_told_and_the_one_before_restored(
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_to_the_only_one_is_an_error_and_not_a_new_beginning(
-    folder: pathlib.Path, damage: str
+    folder: pathlib.Path, network: Network, damage: str
 ) -> None:
     shutil.rmtree(folder / "step-00000010")
     DAMAGES[damage](folder / "step-00000020", folder.parent / "outside")
     before = processes.contents(folder.parent)
-    run = Run(folder)
+    run = Run(folder, network=network)
+    run.train_to(0)
     values = run.values()
     with pytest.raises(UsageError) as raised:
         run.restore()

@@ -143,6 +143,7 @@ def has_logged(folder: pathlib.Path, step: int) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_that_was_killed_goes_on_as_the_same(
     store: MlflowClient, tmp_path: pathlib.Path
 ) -> None:
@@ -201,7 +202,6 @@ model.fit(x, x.sum(axis=1), batch_size=16)
 """
 
 
-@pytest.mark.exhaustive
 def test_several_fits_of_a_program_are_one_entry(
     store: MlflowClient, tmp_path: pathlib.Path
 ) -> None:
