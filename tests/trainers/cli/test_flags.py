@@ -238,12 +238,13 @@ def numeric_fields() -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("value", ABSURD, ids=short)
+# Not a test for each value: 1,120 take seconds by themselves.
 @pytest.mark.parametrize("name", numeric_fields())
-def test_an_absurd_number_is_refused_and_named(name: str, value: str) -> None:
-    message = refusal(f"{option(name)}={value}")
-    assert option(name) in message
-    assert len(message) < 400, "too long to read"
+def test_absurd_numbers_are_refused_and_named(name: str) -> None:
+    for value in ABSURD:
+        message = refusal(f"{option(name)}={value}")
+        assert option(name) in message, short(value)
+        assert len(message) < 400, f"too long to read: {short(value)}"
 
 
 LARGE = [

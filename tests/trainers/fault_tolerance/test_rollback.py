@@ -48,9 +48,9 @@ def strategies() -> list[tuple[str, ...]]:
     return found
 
 
-# One with a single copy of the weights, one with several, one asynchronous.
+# One with several copies of the weights, one asynchronous; the other tests have one
+# copy.
 REPRESENTATIVE = (
-    ("--strategy=mirrored",),
     ("--strategy=parameter_averaging",),
     ("--strategy=tower", "--update=async"),
 )

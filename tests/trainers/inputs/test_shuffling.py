@@ -98,15 +98,15 @@ def test_without_the_last_batch_all_are_of_one_size(
 
 
 def test_every_example_is_left_out_equally_often() -> None:
-    """10 examples in batches of 4: each epoch of 4000 leaves 2 of them out.
+    """10 examples in batches of 4: each epoch of 2000 leaves 2 of them out.
 
     Chi-squared against a chance of 1e-6.
     """
     order = Order(num_examples=10, global_batch_size=4, seed=3, drop_last_batch=True)
-    epochs = tf.data.Dataset.range(2 * 4000).map(lambda k: order.indices(k, 0, 1)[0])
-    counts = np.bincount(next(iter(epochs.batch(2 * 4000))).numpy().ravel())
-    left_out = 4000 - counts
-    assert left_out.sum() == 2 * 4000
+    epochs = tf.data.Dataset.range(2 * 2000).map(lambda k: order.indices(k, 0, 1)[0])
+    counts = np.bincount(next(iter(epochs.batch(2 * 2000))).numpy().ravel())
+    left_out = 2000 - counts
+    assert left_out.sum() == 2 * 2000
     assert scipy.stats.chisquare(left_out).pvalue > 1e-6
 
 
@@ -211,12 +211,12 @@ def places_over_epochs(num_examples: int, num_epochs: int) -> np.ndarray:
 
 @pytest.mark.parametrize("num_examples", [3, 10, 97, 1438])
 def test_no_example_and_no_neighbourhood_is_favoured(num_examples: int) -> None:
-    """Counts, over 4000 epochs, the first example and the distance of the second.
+    """Counts, over 2000 epochs, the first example and the distance of the second.
 
     Chi-squared over at most 50 cells, against a chance of 1e-6. A permutation keyed
-    by plain (seed, epoch) fails with less than 1e-30 at every one of these lengths.
+    by plain (seed, epoch) fails with less than 1e-12 at every one of these lengths.
     """
-    places = places_over_epochs(num_examples, num_epochs=4000)
+    places = places_over_epochs(num_examples, num_epochs=2000)
     distance = (places[:, 1] - places[:, 0]) % num_examples - 1
     for values, length in ((places[:, 0], num_examples), (distance, num_examples - 1)):
         cells = min(length, 50)

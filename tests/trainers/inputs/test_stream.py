@@ -116,7 +116,7 @@ def test_the_order_is_that_of_the_seed(folder: Path) -> None:
     assert counted(read(stream, 0, EPOCH, seed=5)) != steps
 
 
-@pytest.mark.parametrize("num_shards", [2, 3])
+@pytest.mark.parametrize("num_shards", [further(2), 3])
 def test_shares_are_rows_of_the_same_batches(folder: Path, num_shards: int) -> None:
     stream = open_stream(folder, "example")
     whole = counted(read(stream, 0, EPOCH + 1))

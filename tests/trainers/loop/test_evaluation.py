@@ -16,7 +16,7 @@ from strategies.cluster.spec import Cluster
 from tests import processes
 from tests.conformance.harness import in_one_process
 from tests.event_files import read_events
-from tests.markers import chosen
+from tests.markers import chosen, further
 from tests.processes import metrics_of, result_of, train
 from tests.trainers.user_code import factories
 from trainers.config.config import Config
@@ -208,7 +208,9 @@ def test_metrics_outlive_the_process(
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("strategy", ["multi_worker_mirrored", "parameter_server"])
+@pytest.mark.parametrize(
+    "strategy", ["multi_worker_mirrored", further("parameter_server")]
+)
 def test_processes_evaluate_at_the_same_steps(
     strategy: str, tmp_path: pathlib.Path
 ) -> None:

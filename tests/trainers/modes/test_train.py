@@ -43,9 +43,7 @@ FLAGS = (
 )
 
 
-@pytest.fixture(
-    scope="module", params=chosen(in_one_process(), ["mirrored", "model_parallel"])
-)
+@pytest.fixture(scope="module", params=chosen(in_one_process(), ["mirrored"]))
 def run(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, pathlib.Path, str]:
