@@ -16,7 +16,7 @@ from tests.conformance.harness import Layout, Subject, small_config
 from tests.processes import result_of, run, train
 from tests.trainers.user_code import half
 from trainers.inputs.shuffling import Order
-from trainers.model.optimizers.loss_scale import LossScale, needs_loss_scale
+from trainers.model.optimizers.loss_scale import needs_loss_scale
 
 LAYOUT = Layout(num_examples=48, global_batch_size=12)
 NUM_STEPS = 6
@@ -48,13 +48,13 @@ def subject(strategy: str, num_replicas: int, name: str, **settings: Any) -> Sub
     )
 
 
-def exponent_of(trained: Subject) -> int:
-    (exponent,) = (
-        variable
-        for variable in trained.assembly.optimizer.variables
-        if variable.name == "loss_scale_exponent"
-    )
-    return int(exponent.numpy())
+# Of `keras.optimizers.LossScaleOptimizer`.
+START = 2.0**15
+
+
+def scale_of(trained: Subject) -> float:
+    scale, _ = trained.assembly.loss_scale_variables()
+    return float(scale.numpy())
 
 
 def by_keras(
@@ -92,8 +92,8 @@ def test_it_is_what_keras_does(name: str) -> None:
         np.testing.assert_array_equal(one, other)
     # Keras returns the loss as float32.
     np.testing.assert_allclose(found.losses, losses, rtol=2.0**-23)
-    assert 2.0 ** exponent_of(trained) == float(model.optimizer.dynamic_scale.numpy())
-    assert exponent_of(trained) < LossScale.START_EXPONENT, "nothing has overflowed"
+    assert scale_of(trained) == float(model.optimizer.dynamic_scale.numpy())
+    assert scale_of(trained) < START, "nothing has overflowed"
     assert (found.applied_steps, found.step) == (NUM_STEPS, NUM_STEPS)
 
 
@@ -120,7 +120,7 @@ def test_it_is_the_same_training(
     np.testing.assert_allclose(found.losses, expected.losses, rtol=bound)
     for one, other in zip(found.variables, expected.variables, strict=True):
         np.testing.assert_allclose(one, other, atol=bound * np.linalg.norm(other))
-    assert exponent_of(trained) < LossScale.START_EXPONENT
+    assert scale_of(trained) < START
     assert (found.applied_steps, found.step) == (NUM_STEPS, NUM_STEPS)
 
 
@@ -140,16 +140,14 @@ def test_replicas_that_do_not_wait_learn_too(
     assert results.applied_steps == len(losses) == int(assembly.step.numpy()) == 30
     assert np.isfinite(losses).all()
     assert losses[-10:].mean() < losses[:10].mean()
-    # The exponent falls by at most one a step, and the first steps overflow.
-    assert 0 < exponent_of(trained) < LossScale.START_EXPONENT
+    # The scale falls by at most a half a step, and the first steps overflow.
+    assert 1 < scale_of(trained) < START
 
 
-def test_the_scale_grows_after_finite_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LossScale, "GROWTH_STEPS", 3)
-    monkeypatch.setattr(LossScale, "START_EXPONENT", 2)
-    trained = subject("mirrored", 2, "by_policy")
+def test_the_scale_grows_after_finite_steps() -> None:
+    trained = subject("mirrored", 2, "growing")
     trained.run(LAYOUT, num_steps=NUM_STEPS)
-    assert exponent_of(trained) == 2 + NUM_STEPS // 3
+    assert scale_of(trained) == 4 * 2.0 ** (NUM_STEPS // 3)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from strategies.common.private_apis.variables import lend_variables
 from strategies.common.types import Batch
 from trainers.config.config import Config
 from trainers.inputs.sources import Data
+from trainers.model.optimizers.loss_scale import wrapper_of
 from trainers.model.optimizers.several import SeveralOptimizers, parts_of
 from trainers.user_code import PerBatchError, wrap_user_errors
 from trainers.user_code.checks import check_batch_dimension, check_loop, has_own_step
@@ -199,9 +200,10 @@ class LentModel:
         self._give_back()
         self._give_back = None
         self._forget_traces()
-        for optimizer, variables in parts_of(
-            self._optimizer, self.model.trainable_variables
-        ):
+        weights = self.model.trainable_variables
+        wrapper = wrapper_of(self.model)
+        wrapping = [] if wrapper is None else [(wrapper, weights)]
+        for optimizer, variables in (*wrapping, *parts_of(self._optimizer, weights)):
             if optimizer.built:
                 build_optimizer_anew(optimizer, variables)
             reduce_gradients_again(optimizer)

@@ -125,11 +125,11 @@ class SentCall:
 
 def _receive_optimizer(model: keras.Model, trained: keras.Model) -> None:
     """Gives the optimizer of a model the state that another model's has."""
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    found = getattr(trained.optimizer, "inner_optimizer", trained.optimizer)
+    optimizer = model.optimizer
     if not optimizer.built:
         optimizer.build(model.trainable_variables)
-    for variable, value in zip(optimizer.variables, found.variables, strict=True):
+    found = trained.optimizer.variables
+    for variable, value in zip(optimizer.variables, found, strict=True):
         variable.assign(value.value)
 
 

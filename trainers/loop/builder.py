@@ -240,7 +240,7 @@ def build_model_parts(
         # Updates in turn cannot be repeated with another scale.
         is_repeatable = not isinstance(objective, OwnStep) or objective.num_passes == 1
         if needs_loss_scale(model) and is_repeatable:
-            loss_scale = LossScale(optimizer)
+            loss_scale = LossScale(model)
         if pipeline is not None:
             update_where_variables_are(optimizer)
         step = make_step_counter()

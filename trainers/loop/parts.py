@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -73,6 +73,14 @@ class ModelParts:
     layer_state: LayerState
     step: tf.Variable
     loss_scale: LossScale | None
+
+    def loss_scale_variables(self) -> Sequence[keras.Variable]:
+        """Returns the variables of the loss's scale, if there is one."""
+        return () if self.loss_scale is None else self.loss_scale.variables
+
+    def all_of_optimizer(self) -> list[keras.Variable]:
+        """Returns the variables of the optimizer and of the loss's scale."""
+        return [*self.optimizer.variables, *self.loss_scale_variables()]
 
     def train_step(
         self, config: Config, strategy: Strategy, jit_compile: bool
@@ -238,7 +246,7 @@ class TrainingParts(ModelParts):
 
         These are the variables of a checkpoint and the factor of the learning rate.
         """
-        tracked = [*self.model.weights, *self.optimizer.variables]
+        tracked = [*self.model.weights, *self.all_of_optimizer()]
         return [
             *(variable.value for variable in tracked),
             self.step,
@@ -248,7 +256,7 @@ class TrainingParts(ModelParts):
 
     def optimizer_variables(self) -> list[tf.Variable]:
         """Returns the variables that hold the optimizer's state while steps run."""
-        variables = [v.value for v in self.optimizer.variables]
+        variables = [v.value for v in self.all_of_optimizer()]
         shard = self.strategy.optimizer_shard()
         return variables if shard is None else shard.held_of(variables)
 

@@ -53,6 +53,7 @@ def evaluate(config: Config, cluster: Cluster, console: Console) -> ExitCode:
         optimizer=assembly.optimizer,
         step=assembly.step,
         keep=settings.report.keep_checkpoints,
+        loss_scale=assembly.loss_scale_variables(),
     )
     exported = config.report.exported_model
     if exported is not None:

@@ -133,6 +133,7 @@ class _Evaluator:
             optimizer=assembly.optimizer,
             step=assembly.step,
             keep=assembly.config.report.keep_checkpoints,
+            loss_scale=assembly.loss_scale_variables(),
         )
         self._done: set[int] = set()
         self._write_errors = WriteErrorReporter(console)

@@ -72,6 +72,7 @@ class Reporter(NullReporter):
             optimizer=parts.optimizer,
             step=parts.step,
             keep=report.keep_checkpoints,
+            loss_scale=parts.loss_scale_variables(),
             replica_state=parts.strategy.replica_state(),
         )
         self._rollbacks = Rollbacks(

@@ -34,7 +34,7 @@ def describe_run(assembly: TrainingParts) -> dict[str, str]:
 def variable_placements(assembly: TrainingParts) -> list[tuple[Any, ...]]:
     """Returns path, shape, type and devices of each variable of model and optimizer."""
     rows: list[tuple[Any, ...]] = []
-    for variable in [*assembly.model.variables, *assembly.optimizer.variables]:
+    for variable in [*assembly.model.variables, *assembly.all_of_optimizer()]:
         devices = ", ".join(
             short_name(copy.device) for copy in copies_of(variable.value)
         )

@@ -49,6 +49,7 @@ class Checkpoints:
         optimizer: keras.optimizers.Optimizer,
         step: tf.Variable,
         keep: int,
+        loss_scale: Sequence[keras.Variable] = (),
         replica_state: Sequence[tf.Variable] = (),
     ):
         """Prepares the objects to save; touches no file.
@@ -59,6 +60,7 @@ class Checkpoints:
           optimizer: Built optimizer.
           step: Number of applied updates.
           keep: Number of newest checkpoints to keep.
+          loss_scale: Variables of the loss's scale.
           replica_state: Further state of the strategy's replicas. It is restored only
             from a checkpoint with equally many variables of equal shapes; other
             checkpoints are restored without it.
@@ -66,13 +68,17 @@ class Checkpoints:
         self._folder = folder
         self._step = step
         self._keep = keep
-        self._owners = {"model": model.weights, "optimizer": optimizer.variables}
+        of_optimizer = [*optimizer.variables, *loss_scale]
+        self._owners = {"model": model.weights, "optimizer": of_optimizer}
         self._checkpoint = tf.train.Checkpoint(
-            model=model, optimizer=optimizer, step=step
+            model=model,
+            optimizer=optimizer,
+            step=step,
+            loss_scale=[variable.value for variable in loss_scale],
         )
         self._replica_state = replica_state
         self._replicas = tf.train.Checkpoint(variables=list(replica_state))
-        weights = [v.value for v in (*model.weights, *optimizer.variables)]
+        weights = [v.value for v in (*model.weights, *of_optimizer)]
         self._write_variables = _writer(self._checkpoint, [*weights, step])
         self._write_replicas = _writer(self._replicas, replica_state)
 

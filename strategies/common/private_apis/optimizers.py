@@ -79,6 +79,25 @@ def weights_of(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     return optimizer._trainable_variables
 
 
+def loss_scale_variables(
+    optimizer: keras.optimizers.LossScaleOptimizer, weights: Sequence[keras.Variable]
+) -> tuple[keras.Variable, keras.Variable]:
+    """Returns the scale and the count of finite steps, made anew in this scope.
+
+    Args:
+      optimizer: Optimizer, perhaps not built yet.
+      weights: Variables to build it for.
+    """
+    if not optimizer.built:
+        optimizer.build(list(weights))
+    for variable in (optimizer.dynamic_scale, optimizer.step_counter):
+        # With Keras's "none", a replica may not assign a mirrored variable
+        # (keras/src/optimizers/loss_scale_optimizer.py, `build`).
+        variable._aggregation = "only_first_replica"
+        make_anew(variable)
+    return optimizer.dynamic_scale, optimizer.step_counter
+
+
 class _KeysOf(Set[Any]):
     """Keys by which an optimizer knows variables at present."""
 

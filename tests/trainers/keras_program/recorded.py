@@ -20,10 +20,11 @@ record: list[dict] = []
 
 
 def recorded(model, *args, **kwargs):
-    if model.built and model.optimizer is not None:
+    optimizer = model.optimizer
+    if model.built and optimizer is not None and not optimizer.built:
         # An optimizer that fit builds in its traced step makes its variables anew in
         # every step, as ScheduleFreeAdamW does (tests/test_tensorflow_facts.py).
-        model.optimizer.build(model.trainable_variables)
+        optimizer.build(model.trainable_variables)
     history = fit(model, *args, **{**kwargs, "shuffle": False, "verbose": 0})
     record.append(
         {

@@ -32,6 +32,16 @@ def by_policy() -> keras.Model:
     return _layers("mixed_float16", "mixed_float16")
 
 
+def growing() -> keras.Model:
+    """Returns a model whose scale is small, and doubled every three steps."""
+    model = by_policy()
+    inner = keras.optimizers.SGD(RATE)
+    model.compile(
+        keras.optimizers.LossScaleOptimizer(inner, 4.0, dynamic_growth_steps=3), "mse"
+    )
+    return model
+
+
 def by_layer() -> keras.Model:
     """Returns a model with one layer in half precision and one in single."""
     return _layers("mixed_float16", "float32")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from strategies.common.private_apis.models import flat_layers
+from strategies.common.private_apis.optimizers import loss_scale_variables
 from strategies.common.types import Batch
 from strategies.inner_loop.reduction import scaled
 from strategies.inner_loop.results import INTERNAL
@@ -28,41 +28,35 @@ class LossScale:
     is differentiated, and each replica's gradients are divided by it, which rounds
     nothing: their sum is that of scaled gradients, divided afterwards. If a number in
     the sum is not finite, a step is computed once more, on the same batch, at half the
-    scale: it was not applied, and no example is lost. After GROWTH_STEPS finite ones
-    the scale is doubled. Start, factor and steps are Keras's defaults for
-    `keras.optimizers.LossScaleOptimizer`, which continues with the next batch instead.
+    scale: it was not applied, and no example is lost. After a number of finite ones
+    the scale is doubled. The model's `keras.optimizers.LossScaleOptimizer`, which
+    continues with the next batch instead, gives start and number, or its defaults do.
+
+    Attributes:
+      variables: The scale and the number of finite steps since its last change. They
+        are no variables of the optimizer that updates weights: Keras reads no saved
+        optimizer that has others than its own.
     """
 
-    GROWTH_STEPS = 2000
-    START_EXPONENT = 15
     # Below the least, float16 has no room for gradients of one; that is divergence.
-    EXPONENTS = range(-14, 41)
+    LEAST, MOST = 2.0**-14, 2.0**40
 
-    def __init__(self, optimizer: keras.optimizers.Optimizer):
-        """Adds two variables to an optimizer, so that checkpoints have them.
+    def __init__(self, model: keras.Model):
+        """Makes two variables, or takes the compiled optimizer's.
 
-        They are whole numbers, of which no strategy takes a mean over replicas.
+        Args:
+          model: Built model.
         """
-        self._exponent, self._finite_steps = (
-            optimizer.add_variable(
-                shape=(),
-                initializer=keras.initializers.Constant(value),
-                dtype="int64",
-                aggregation="only_first_replica",
-                name=name,
-            )
-            for name, value in (
-                ("loss_scale_exponent", self.START_EXPONENT),
-                ("loss_scale_finite_steps", 0),
-            )
+        optimizer = wrapper_of(model) or keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD()
         )
+        self._growth_steps = optimizer.dynamic_growth_steps
+        self.variables = loss_scale_variables(optimizer, model.trainable_variables)
+        self._scale, self._finite_steps = self.variables
 
     def read(self) -> tf.Tensor:
         """Returns the present scale, a float32 scalar."""
-        exponent = tf.convert_to_tensor(self._exponent.value)
-        # From a table: a power may be rounded.
-        powers = tf.constant([2.0**exponent for exponent in self.EXPONENTS])
-        return tf.gather(powers, exponent - self.EXPONENTS.start)
+        return tf.convert_to_tensor(self._scale.value)
 
     def adapt(
         self, used: tf.Tensor, is_finite: tf.Tensor, overflowed: tf.Tensor
@@ -79,29 +73,40 @@ class LossScale:
           Whether to compute the step once more, a bool scalar; it is known when the
           scale has been changed.
         """
-        used = tf.cast(tf.round(tf.math.log(used) / math.log(2)), tf.int64)
-        present = tf.convert_to_tensor(self._exponent.value)
+        used = tf.cast(used, tf.float32)
+        present = self.read()
         count = tf.convert_to_tensor(self._finite_steps.value)
-        again = overflowed & (used > self.EXPONENTS.start)
+        again = overflowed & (used > self.LEAST)
         lowers = again & tf.equal(present, used)
-        grows = is_finite & (count + 1 >= self.GROWTH_STEPS)
-        higher = tf.minimum(present + 1, self.EXPONENTS.stop - 1)
-        exponent = tf.where(lowers, used - 1, tf.where(grows, higher, present))
+        grows = is_finite & (count + 1 >= self._growth_steps)
+        higher = tf.where(present < self.MOST, 2 * present, present)
+        scale = tf.where(lowers, used / 2, tf.where(grows, higher, present))
         count = tf.where(is_finite & ~grows, count + 1, 0)
         changes = [
-            self._exponent.value.assign(exponent, read_value=False),
+            self._scale.value.assign(scale, read_value=False),
             self._finite_steps.value.assign(count, read_value=False),
         ]
         with tf.control_dependencies([c for c in changes if c is not None]):
             return tf.identity(again)
 
 
+def wrapper_of(
+    model: keras.Model,
+) -> keras.optimizers.LossScaleOptimizer | None:
+    """Returns the optimizer that scales the loss of a compiled model; None for none."""
+    optimizer = getattr(model, "optimizer", None)
+    kind = keras.optimizers.LossScaleOptimizer
+    return optimizer if isinstance(optimizer, kind) else None
+
+
 def needs_loss_scale(model: keras.Model) -> bool:
-    """Returns whether gradients pass through float16 on their way to larger weights.
+    """Returns whether a model is compiled so, or gradients pass through float16.
 
     Gradients of float16 weights cannot be divided by a scale without losing the
-    precision that it has saved; Keras does not scale their loss either.
+    precision that it has saved; Keras does not scale their loss by itself either.
     """
+    if wrapper_of(model) is not None:
+        return True
     weights = {variable.dtype for variable in model.trainable_variables}
     layers = flat_layers(model)
     return "float16" not in weights and any(
