@@ -466,7 +466,8 @@ class OwnReport(keras.Model):
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
         results = super().compute_metrics(x, y, y_pred, sample_weight)
-        return {**results, "largest": ops.mean(ops.abs(y_pred))}
+        ratio = results["mae"] / ops.sqrt(results["loss"])
+        return {**results, "largest": ops.mean(ops.abs(y_pred)), "ratio": ratio}
 
 
 class Sizes(keras.metrics.Metric):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -15,6 +15,7 @@ from models.objective import LATEST, Summed, Values, as_logs, separated
 from strategies.common.errors import UsageError
 from strategies.common.types import Batch
 from trainers.user_code.counting_metric import change_of, total_of
+from trainers.user_code.own_step.reported import Computed, Result
 from trainers.user_code.own_step.update_catcher import UpdateCatcher
 
 # Between the position of a metric and that of its variable, in names of sums.
@@ -48,15 +49,15 @@ class ModelStep:
       model: Model.
       name: Name of the method.
       metrics: Metrics that the method may update.
-      sources: For each reported name the position of a metric and the name in its
-        result, which is empty if the result is one number; None for any other number.
+      sources: For each reported name the result of a metric, or a computation of
+        several; None for any other number.
       summed: Reported names of numbers that are sums over examples, and not means.
     """
 
     model: keras.Model
     name: str
     metrics: Sequence[OwnMetric]
-    sources: Mapping[str, tuple[int, str] | None] = dataclasses.field(
+    sources: Mapping[str, Result | Computed | None] = dataclasses.field(
         default_factory=dict
     )
     summed: Collection[str] = ()
@@ -149,21 +150,23 @@ class ModelStep:
 
     def results(self, sums: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the logs of all examples of some sums."""
-        results: dict[int, Any] = {}
         found: dict[str, Any] = {}
+
+        @functools.cache
+        def result(index: int, key: str) -> Any:
+            whole = self.metrics[index].metric.result()
+            # It may be a variable, whose value is the scope's.
+            return tf.convert_to_tensor(whole[key] if key else whole)
+
         with keras.StatelessScope(self.metric_state(sums)):
             for name, source in self.sources.items():
                 if source is None:
                     found[name] = float(sums[f"{LATEST}{self.name}/{name}"])
-                    continue
-                index, key = source
-                if index not in results:
-                    # A result may be a variable, whose value is the scope's.
-                    results[index] = tf.nest.map_structure(
-                        tf.convert_to_tensor, self.metrics[index].metric.result()
-                    )
-                value = results[index][key] if key else results[index]
-                found |= as_logs({name: value})
+                elif isinstance(source, Computed):
+                    values = [result(*one) for one in source.results]
+                    found |= as_logs({name: source.function(*values)})
+                else:
+                    found |= as_logs({name: result(*source)})
         return found
 
     def metric_state(
@@ -198,34 +201,6 @@ def all_metrics(model: keras.Model) -> Sequence[keras.metrics.Metric]:
     # some may count examples and others batches.
     parts = [part for whole in found for part in getattr(whole, "metrics", [whole])]
     return list({id(metric): metric for metric in parts}.values())
-
-
-@contextlib.contextmanager
-def results_noted(
-    metrics: Sequence[OwnMetric],
-) -> Iterator[dict[int, tuple[int, str]]]:
-    """Notes which tensors are results of which metrics, by the tensors' ids."""
-    noted: dict[int, tuple[int, str]] = {}
-    # An id is another tensor's once the first one is gone.
-    alive: list[Any] = []
-
-    def noting(index: int, result: Callable[[], Any]) -> Callable[[], Any]:
-        def note() -> Any:
-            found = result()
-            by_name = found if isinstance(found, Mapping) else {"": found}
-            alive.extend(by_name.values())
-            noted.update({id(value): (index, key) for key, value in by_name.items()})
-            return found
-
-        return note
-
-    for index, own in enumerate(metrics):
-        own.metric.result = noting(index, own.metric.result)
-    try:
-        yield noted
-    finally:
-        for own in metrics:
-            del own.metric.result
 
 
 def as_numbers(logs: Mapping[str, Any]) -> dict[str, tf.Tensor]:

@@ -19,6 +19,7 @@ from models.objective import LATEST, EvalOutputs, Values, means_over_examples
 from strategies.common.errors import UsageError
 from trainers.model.loss_sums import regularized_weights
 from trainers.user_code.own_step.model_step import STATE, ModelStep
+from trainers.user_code.own_step.reported import Computed
 
 
 class OwnUpdate(NamedTuple):
@@ -157,4 +158,6 @@ def loss_metric_of(objective: Any) -> str | None:
     if not isinstance(objective, OwnStep):
         return "loss"
     source = objective.train.sources.get(objective.train.loss_name)
-    return None if source is None else objective.train.metrics[source[0]].metric.name
+    if source is None or isinstance(source, Computed):
+        return None
+    return objective.train.metrics[source[0]].metric.name

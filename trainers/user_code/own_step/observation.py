@@ -23,8 +23,8 @@ from trainers.user_code.own_step.model_step import (
     ModelStep,
     as_numbers,
     flat_logs,
-    results_noted,
 )
+from trainers.user_code.own_step.reported import results_noted, source_of
 from trainers.user_code.own_step.update_catcher import CaughtUpdate
 from trainers.user_code.state_remark import changes_in, remark_on, users_state
 
@@ -75,13 +75,14 @@ def observe(step: ModelStep, few: Batch) -> tuple[Observed, dict[str, Any]]:
 
     def run(batch: Batch) -> Any:
         keyed = numbers.keyed(seed_states(step.model), batch)
-        with results_noted(step.metrics) as noted, numbers.drawn(batch):
+        metrics = [own.metric for own in step.metrics]
+        with results_noted(metrics) as noted, numbers.drawn(batch):
             scope, logs = step.run(batch, [*keyed, *regularized_weights(step.model)])
             results = flat_logs(step.model.get_metrics_result(), step.name)
         # At the end of an epoch Keras prefers the results of metrics with the same
         # names (keras/src/trainers/trainer.py, `_get_metrics_result_or_logs`).
         reported = results if results.keys() == logs.keys() else logs
-        sources = {name: noted.get(id(value)) for name, value in reported.items()}
+        sources = {name: source_of(value, noted) for name, value in reported.items()}
         kept[:] = [scope, sources]
         return (
             step.changes(scope),

@@ -1,0 +1,116 @@
+"""Sources of what a step reports: metrics, and numbers computed of their results."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+# Position of a metric and the name in its result, which is empty for one number.
+Result = tuple[int, str]
+
+
+class Computed(NamedTuple):
+    """A value that a step computes of results of metrics alone, such as a perplexity.
+
+    Attributes:
+      results: Results that it is computed of.
+      function: Function of their values.
+    """
+
+    results: Sequence[Result]
+    function: Callable[..., tf.Tensor]
+
+
+@contextlib.contextmanager
+def results_noted(
+    metrics: Sequence[keras.metrics.Metric],
+) -> Iterator[list[tuple[Any, Result]]]:
+    """Notes what metrics return as their results, and which."""
+    noted: list[tuple[Any, Result]] = []
+
+    def noting(index: int, result: Callable[[], Any]) -> Callable[[], Any]:
+        def note() -> Any:
+            found = result()
+            by_name = found if isinstance(found, Mapping) else {"": found}
+            noted.extend((value, (index, key)) for key, value in by_name.items())
+            return found
+
+        return note
+
+    for index, metric in enumerate(metrics):
+        metric.result = noting(index, metric.result)
+    try:
+        yield noted
+    finally:
+        for metric in metrics:
+            del metric.result
+
+
+def source_of(
+    value: Any, noted: Sequence[tuple[Any, Result]]
+) -> Result | Computed | None:
+    """Returns the source of a reported value; None if it is no matter of metrics alone.
+
+    Args:
+      value: Value in the logs of a step that is being traced.
+      noted: Results of metrics in the same step.
+    """
+    for result, source in noted:
+        if result is value:
+            return source
+    if not tf.is_symbolic_tensor(value):
+        return None
+    sources = {one.name: of for one, of in noted if tf.is_symbolic_tensor(one)}
+    used: dict[str, Result] = {}
+    names: set[str] = set()
+    pending = [value]
+    while pending:
+        tensor = pending.pop()
+        operation = tensor.op
+        if tensor.name in sources:
+            used[tensor.name] = sources[tensor.name]
+        elif operation.type == "Placeholder" or operation.op_def.is_stateful:
+            return None
+        elif operation.name not in names:
+            names.add(operation.name)
+            pending += operation.inputs
+    if not used:
+        return None
+    function = _function(value, list(used), names)
+    return Computed(results=list(used.values()), function=function)
+
+
+def _function(
+    value: tf.Tensor, arguments: Sequence[str], names: set[str]
+) -> Callable[..., tf.Tensor]:
+    """Returns a part of a graph as a function.
+
+    Args:
+      value: Tensor that the function returns.
+      arguments: Names of tensors that are its arguments.
+      names: Names of the operations between them.
+    """
+    whole = value.graph.as_graph_def()
+    part = tf.compat.v1.GraphDef(versions=whole.versions, library=whole.library)
+    for node in whole.node:
+        if node.name in names:
+            kept = part.node.add()
+            kept.CopyFrom(node)
+            # Names of operations and devices that are not here.
+            kept.attr.pop("_class", None)
+            kept.device = ""
+            inputs = [name for name in node.input if not name.startswith("^")]
+            kept.input[:] = inputs
+
+    def compute(*values: tf.Tensor) -> tf.Tensor:
+        given = dict(zip(arguments, values, strict=True))
+        found = tf.graph_util.import_graph_def(
+            part, input_map=given, return_elements=[value.name], name=""
+        )
+        return found[0]
+
+    return tf.function(compute, autograph=False)
