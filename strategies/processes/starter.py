@@ -24,7 +24,7 @@ class Program:
     Attributes:
       command: Words of the command line.
       environment: All environment variables by name.
-      stdout: File, `subprocess.PIPE`, or None for this process's.
+      stdout: File, `subprocess.PIPE`, `subprocess.DEVNULL`, or None for this process's.
       stderr: File, `subprocess.PIPE`, or `subprocess.STDOUT`.
       folder: Working directory; None for that of this process.
       network: Network in which the process runs.
@@ -168,4 +168,9 @@ def _opened(
         return readers.enter_context(os.fdopen(reader, errors="replace")), writer
     if target is None:
         return None, 1
+    if target == subprocess.DEVNULL:
+        # A number that `subprocess` understands, and no descriptor that can be sent.
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        writers.callback(os.close, nothing)
+        return None, nothing
     return None, target if isinstance(target, int) else target.fileno()

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from strategies.processes.forked_process import Process
+from strategies.processes.forked_process import ForkedProcess, Process
 from strategies.processes.parent import LAUNCHER_PID
 from strategies.processes.starter import ProcessStarter, Program, WarmStarter
 from tests import processes
@@ -96,6 +96,22 @@ def warm(folder: pathlib.Path) -> Iterator[ProcessStarter]:
     with WarmStarter("preloaded") as starter:
         starter.prepare(environment_of(folder))
         yield starter
+
+
+def test_a_process_whose_output_nobody_reads_is_forked(
+    warm: ProcessStarter, folder: pathlib.Path
+) -> None:
+    process = warm.start(
+        Program(
+            command=[sys.executable, "-m", "ends", "3"],
+            environment=environment_of(folder),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
+            folder=str(folder),
+        )
+    )
+    assert isinstance(process, ForkedProcess)
+    assert process.wait() == 3
 
 
 def test_a_template_can_be_begun_without_waiting_for_its_imports(
