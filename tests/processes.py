@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import psutil
 
 from strategies.common.errors import UsageError
 from strategies.processes.forked_process import Process
+from strategies.processes.network_isolation import Network
 from strategies.processes.process_title import TEMPLATE
 from strategies.processes.starter import ProcessStarter, Program, WarmStarter
 from strategies.processes.template_environment import read_at_import
@@ -123,6 +125,7 @@ def start_words(
     variables: Mapping[str, str] = MappingProxyType({}),
     stdout: IO[Any] | int = subprocess.PIPE,
     stderr: IO[Any] | int = subprocess.PIPE,
+    network: Network | None = None,
 ) -> Process:
     """Starts a command, by fork from a template if it is a module of Python.
 
@@ -132,6 +135,7 @@ def start_words(
       variables: Environment variables in addition to a user's.
       stdout: File or pipe for the standard output.
       stderr: File or pipe for the standard error.
+      network: Network of the process, if it is not that of this process.
     """
     is_module = [*words[:2]] == [sys.executable, "-m"] and "--verbose" not in words
     asked = {**environment(), **variables}
@@ -146,6 +150,7 @@ def start_words(
             stdout=stdout,
             stderr=stderr,
             folder=str(folder),
+            network=network or Network(),
         )
     )
 
@@ -363,6 +368,23 @@ def contents(folder: pathlib.Path) -> dict[str, bytes | str | None]:
         else:
             found[name] = path.read_bytes() if path.is_file() else None
     return found
+
+
+def copy_up_to(step: int, run_folder: pathlib.Path, copy: pathlib.Path) -> None:
+    """Copies a run as if it had been killed after a checkpoint.
+
+    Args:
+      step: Step of the newest checkpoint in the copy.
+      run_folder: Folder of a run with a checkpoint of this step.
+      copy: Folder that is made.
+    """
+    shutil.copytree(run_folder, copy)
+    (copy / "result.json").unlink()
+    newest = f"step-{step:08}"
+    assert newest in checkpoints_of(copy)
+    for name in checkpoints_of(copy):
+        if name > newest:
+            shutil.rmtree(copy / "checkpoints" / name)
 
 
 def result_of(run_folder: pathlib.Path) -> dict[str, Any]:

@@ -15,6 +15,8 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 
+from strategies.processes.network_isolation import Network
+
 TOOLS = ("unshare", "nsenter", "ip")
 # An ordinary user may make networks in a user namespace.
 _WAYS = (("unshare", "--net"), ("unshare", "--user", "--map-root-user", "--net"))
@@ -27,11 +29,13 @@ class Hosts:
     Attributes:
       switch: Process that holds the namespace of the bridge.
       holders: Processes that hold the namespaces of the hosts.
+      networks: Network of each host, for the processes that run on it.
       enters_user: Whether the hosts are in a user namespace.
     """
 
     switch: subprocess.Popen[bytes]
     holders: Sequence[subprocess.Popen[bytes]]
+    networks: Sequence[Network]
     enters_user: bool
 
     def address(self, host: int) -> str:
@@ -93,11 +97,26 @@ def separate_hosts(number: int) -> Iterator[Hosts]:
         switch = held.enter_context(_holder(way))
         make = [*_enter(switch, enters_user), "unshare", "--net"]
         holders = [held.enter_context(_holder(make)) for _ in range(number)]
-        hosts = Hosts(switch, holders, enters_user)
+        kinds = ("user", "net") if enters_user else ("net",)
+        networks = [_network(holder, kinds, held) for holder in holders]
+        hosts = Hosts(switch, holders, networks, enters_user)
         _ip(switch, enters_user, "link add bridge type bridge", "link set bridge up")
         for host, holder in enumerate(holders):
             _connect_first_time(hosts, host, holder)
         yield hosts
+
+
+def _network(
+    holder: subprocess.Popen[bytes],
+    kinds: Sequence[str],
+    opened: contextlib.ExitStack,
+) -> Network:
+    """Opens the namespaces of a host, in the order in which a process enters them."""
+    descriptors = {}
+    for kind in kinds:
+        descriptors[kind] = os.open(f"/proc/{holder.pid}/ns/{kind}", os.O_RDONLY)
+        opened.callback(os.close, descriptors[kind])
+    return Network(descriptors)
 
 
 def _connect_first_time(

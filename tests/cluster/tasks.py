@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from strategies.cluster.spec import Cluster
 from strategies.launcher.launch_config import local_cluster
 from strategies.processes.forked_process import Process
+from strategies.processes.network_isolation import Network
 from tests import processes
 
 _SECONDS_BETWEEN_LOOKS = 0.05
@@ -47,14 +48,14 @@ class Tasks:
       addresses: Addresses host:port by job.
       folder: Folder of the run and of the output of each task.
       flags: Flags of every task.
-      before: Words that precede the command of a task, by its name.
+      networks: Network of a task by its name, where it is not that of this process.
       started: Tasks that run or have run.
     """
 
     addresses: Mapping[str, tuple[str, ...]]
     folder: pathlib.Path
     flags: tuple[str, ...]
-    before: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    networks: Mapping[str, Network] = dataclasses.field(default_factory=dict)
     started: dict[str, Task] = dataclasses.field(default_factory=dict)
 
     @property
@@ -88,7 +89,6 @@ class Tasks:
         with output.open("wb") as out, errors.open("wb") as err:
             process = processes.start_words(
                 [
-                    *self.before.get(name, ()),
                     *(begin or processes.command()),
                     *(f"--run_dir={self.run_dir}", *self.flags, *flags),
                 ],
@@ -96,6 +96,7 @@ class Tasks:
                 {"TF_CONFIG": cluster.tf_config()},
                 stdout=out,
                 stderr=err,
+                network=self.networks.get(name),
             )
         self.started[known_as] = Task(process, output, errors)
         return self.started[known_as]

@@ -38,7 +38,10 @@ SYNCHRONOUS = {
     "parameter_server": ("--update=sync",),
 }
 CHIEFS = {"multi_worker_mirrored": "worker-0", "parameter_server": "chief-0"}
-TRAINING = ("--model=mlp", "--hidden_units=8", "--train_steps=400")
+TRAINING = (
+    *("--model=mlp", "--hidden_units=8", "--train_steps=400"),
+    *("--eval_every_steps=none", "--set=report.histogram_every_steps=none"),
+)
 # The training is slow, so that the cable is pulled in the middle of it.
 SLOW = ("--checkpoint_every_steps=20", "--set=length.step_delay_milliseconds=50")
 ALLOWED = "--allow_remote_hosts"
@@ -65,9 +68,9 @@ class Network:
 
     @contextlib.contextmanager
     def tasks(self, *flags: str) -> Iterator[Tasks]:
-        before = {name: self.hosts.before(host) for name, host in self.place.items()}
+        networks = {name: self.hosts.networks[at] for name, at in self.place.items()}
         given = (f"--strategy={self._strategy}", ALLOWED, *flags)
-        with running(Tasks(self._addresses, self._folder, given, before)) as tasks:
+        with running(Tasks(self._addresses, self._folder, given, networks)) as tasks:
             yield tasks
 
     def cut_off(self, task: str) -> None:

@@ -24,7 +24,7 @@ needs_hosts = pytest.mark.skipif(bool(reason_for_none()), reason=reason_for_none
     [
         # The seeds choose a task other than the chief where a scenario has a choice.
         ("hang-input", 0),
-        pytest.param("hang-disk", 1, marks=needs_strace),
+        pytest.param("hang-disk", 1, marks=[needs_strace, pytest.mark.exhaustive]),
         further("hang-input", 1),
         further("hang-python", 0),
         further("hang-python", 1),

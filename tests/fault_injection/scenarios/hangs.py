@@ -46,8 +46,7 @@ import json, os, threading, time
 import keras, numpy as np, tensorflow as tf
 
 task = json.loads(os.environ["TF_CONFIG"])["task"]
-is_stuck = f"{task['type']}-{task['index']}" == os.environ["STUCK_TASK"]
-PLACE, STEP = os.environ["STUCK_PLACE"], int(os.environ["STUCK_STEP"])
+is_stuck = f"{task['type']}-{task['index']}" == STUCK_TASK
 features = np.random.default_rng(0).random((64, 8), np.float32)
 labels = (features.sum(1) > 4).astype(np.int64)
 lock = threading.Lock()
@@ -117,14 +116,15 @@ def _in_program(
     """Lets a task of a user's program stop in one of several places."""
     task, place = chosen.choice(places)
     program = folder / "program.py"
-    program.write_text(_PROGRAM, encoding="utf-8")
+    # With variables of the environment the run could not be forked from a template.
+    place_and_step = f"PLACE, STEP = {place!r}, {chosen.randrange(5, 40)}"
+    program.write_text(
+        f"STUCK_TASK = {task!r}\n{place_and_step}\n{_PROGRAM}", encoding="utf-8"
+    )
     run = f"--run_dir={folder / 'run'}"
     process = processes.start(
         *(*flags, *_FLAGS, f"--script={program}", run),
         folder=processes.ROOT,
-        STUCK_TASK=task,
-        STUCK_PLACE=place,
-        STUCK_STEP=str(chosen.randrange(5, 40)),
     )
     (ended,) = processes.ends_of([process])
     return _assert_named(ended, task, rf"for \d+ s has been {_SIGNS[place]}")
@@ -231,14 +231,14 @@ def _network_cut(chosen: random.Random, folder: pathlib.Path) -> None:
     """Cuts off one of three hosts; it and the others name the host."""
     with separate_hosts(3) as hosts:
         addresses = tuple(f"{hosts.address(host)}:2222" for host in range(3))
-        before = {f"worker-{host}": hosts.before(host) for host in range(3)}
+        networks = {f"worker-{host}": hosts.networks[host] for host in range(3)}
         flags = (
             "--strategy=multi_worker_mirrored",
             "--allow_remote_hosts",
             *(*_TRAINING, *_FLAGS[:-1], _SILENCE),
         )
         cut = chosen.randrange(3)
-        with running(Tasks({"worker": addresses}, folder, flags, before)) as tasks:
+        with running(Tasks({"worker": addresses}, folder, flags, networks)) as tasks:
             step = chosen.randrange(1, 200)
             tasks.wait_until(
                 lambda: processes.last_step_of(tasks.run_dir) >= step, "its metrics"
