@@ -76,6 +76,8 @@ def assert_same_training(
         assert distance <= tolerance * np.linalg.norm(want), name
 
 
+# test_outer_optimizer.py has workers that average, and continue from a checkpoint.
+@pytest.mark.exhaustive
 def test_averaged_after_every_step_it_is_one_device(tmp_path: pathlib.Path) -> None:
     """Momentum is linear in gradients: its mean is the momentum of their mean.
 

@@ -13,7 +13,6 @@ import pytest
 import tensorflow as tf
 
 from tests import processes
-from tests.markers import further
 from tests.updates import factories
 from trainers.inputs.shuffling import Order
 from trainers.run_dir.step_recording import RecordedStep, Recording
@@ -45,7 +44,8 @@ def steps_within(run: pathlib.Path, seconds: float) -> int:
 
 
 # Without a backup worker no step is made while a worker is suspended.
-@pytest.mark.parametrize("backup_workers", [further(0), 1])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("backup_workers", [0, 1])
 def test_one_backup_worker_restores_the_pace(
     backup_workers: int, tmp_path: pathlib.Path
 ) -> None:
@@ -71,25 +71,26 @@ def test_one_backup_worker_restores_the_pace(
         ended = processes.end_of(launcher)
     assert ended.returncode == 143, ended.stderr
     assert_can_be_evaluated(run)
+    assert_synchronous(run, backup_workers)
+    # The speed of a busy machine varies, so half of the pace is enough; without a
+    # backup the pace is 0.
+    assert pace_without_it > pace / 2 if backup_workers else pace_without_it == 0
+
+
+def assert_can_be_evaluated(run: pathlib.Path, *flags: str) -> None:
+    """Asserts that one process evaluates the run, in spite of cluster flags."""
+    done = processes.run("--mode=evaluate", f"--run_dir={run}", *flags)
+    assert done.returncode == 0, done.stderr
+
+
+def assert_synchronous(run: pathlib.Path, backup_workers: int) -> None:
+    """Asserts that no update was stale, and that some were dropped with a backup."""
     result = processes.result_of(run)
     assert result["staleness"]["max"] == 0
     assert result["steps"] == result["attempted_steps"]
     assert result["traits"]["synchronous"]
     assert result["traits"]["matches_one_device"] == (backup_workers == 0)
-    if backup_workers:
-        # The speed of a busy machine varies, so half of the pace is enough; without a
-        # backup the pace is 0.
-        assert pace_without_it > pace / 2
-        assert result["dropped_gradients"] > 0
-    else:
-        assert pace_without_it == 0
-        assert result["dropped_gradients"] == 0
-
-
-def assert_can_be_evaluated(run: pathlib.Path) -> None:
-    """Asserts that one process evaluates the run, in spite of cluster flags."""
-    done = processes.run("--mode=evaluate", f"--run_dir={run}")
-    assert done.returncode == 0, done.stderr
+    assert (result["dropped_gradients"] > 0) == (backup_workers > 0)
 
 
 BATCH_SIZE = 7
@@ -111,6 +112,10 @@ def test_an_update_is_the_mean_over_the_rows_that_came_in_time(
     another worker.
     """
     run = tmp_path / "run"
+    user_code = (
+        "--model=tests.updates.factories:perceptron",
+        "--dataset=tests.updates.factories:quantities",
+    )
     flags = (
         *("--strategy=parameter_server", "--update=sync", "--dtype=float64"),
         *(
@@ -118,8 +123,7 @@ def test_an_update_is_the_mean_over_the_rows_that_came_in_time(
             "--backup_workers=1",
             "--set=report.record_steps=true",
         ),
-        *("--model=tests.updates.factories:perceptron", "--train_steps=1000000"),
-        *("--dataset=tests.updates.factories:quantities", "--optimizer=sgd"),
+        *(*user_code, "--train_steps=1000000", "--optimizer=sgd"),
         *("--learning_rate=0.1", f"--global_batch_size={BATCH_SIZE}"),
         *("--summary_every_steps=1", "--set=report.histogram_every_steps=none"),
         *("--checkpoint_every_steps=none", "--set=length.step_delay_milliseconds=10"),
@@ -149,6 +153,8 @@ def test_an_update_is_the_mean_over_the_rows_that_came_in_time(
         for number, (before, step) in enumerate(itertools.pairwise(steps), start=1)
     ]
     assert sum(shares in WITH_THE_BACKUP for shares in taken) >= 6
+    assert_can_be_evaluated(run, *user_code)
+    assert_synchronous(run, backup_workers=1)
 
 
 def wait_for_steps(run: pathlib.Path, number: int, launcher) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import shutil
 import signal
 import subprocess
 import time
@@ -38,7 +37,7 @@ SAME = (
     "--summary_every_steps=1",
     "--eval_every_steps=10",
     "--set=report.eval_global_batch_size=70",
-    "--checkpoint_every_steps=10",
+    *("--checkpoint_every_steps=5", "--set=report.keep_checkpoints=9"),
 )
 # The bound of "the same training" for adam in double precision, docs/numerics.md.
 TOLERANCE = 1e-10
@@ -113,9 +112,13 @@ CLUSTERS = {
 }
 
 
-# The clusters with micro-batches only combine features that the others test.
+SYNCHRONOUS = "parameter_server, synchronous, 2 workers, 2 servers"
+
+
+# The clusters with micro-batches only combine features that the others test. One worker
+# is in the relay below, and with two servers in test_sparse_gradients.py.
 @pytest.mark.parametrize(
-    "cluster", chosen(CLUSTERS, [name for name in CLUSTERS if "micro" not in name])
+    "cluster", chosen(CLUSTERS, ["multi_worker_mirrored, 2 workers", SYNCHRONOUS])
 )
 def test_same_training_as_one_device(
     cluster: str, reference: pathlib.Path, tmp_path: pathlib.Path
@@ -134,11 +137,10 @@ def test_same_training_as_one_device(
 
 
 # Each strategy continues the run of the strategy before, and five of its steps are
-# kept.
+# kept. The first one continues a run of one device.
 RELAY = (
-    ("--strategy=parameter_server", "--update=sync", "--num_workers=2"),
-    CLUSTERS["multi_worker_mirrored, 2 workers"],
     ("--strategy=parameter_server", "--num_workers=1"),
+    CLUSTERS["multi_worker_mirrored, 2 workers"],
     ("--strategy=mirrored",),
 )
 
@@ -146,17 +148,14 @@ RELAY = (
 def test_a_run_is_continued_under_any_other_strategy(
     reference: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    run_dir = tmp_path / "run"
-    same = [flag for flag in SAME if not flag.startswith("--checkpoint_every_steps")]
-    flags = (*same, "--checkpoint_every_steps=5", "--set=report.keep_checkpoints=9")
-    for index, strategy in enumerate(RELAY):
-        done = processes.run(f"--run_dir={run_dir}", *strategy, *flags, "--resume=auto")
+    run = reference
+    for step, strategy in zip((5, 10, 15), RELAY, strict=True):
+        before, run = run, tmp_path / f"from-{step}"
+        processes.copy_up_to(step, before, run)
+        done = processes.run(f"--run_dir={run}", *strategy, *SAME, "--resume=auto")
         assert done.returncode == 0, done.stderr
-        assert index == 0 or f"continued at step {5 * index}" in done.stdout
-        for checkpoint in (run_dir / "checkpoints").glob("step-*"):
-            if int(checkpoint.name.removeprefix("step-")) > 5 * (index + 1):
-                shutil.rmtree(checkpoint)
-    assert_same_training(run_dir, reference)
+        assert f"continued at step {step}" in done.stdout
+    assert_same_training(run, reference)
 
 
 @pytest.mark.parametrize(("num_workers", "num_steps"), [(2, 500), further(3, 2000)])
@@ -230,7 +229,8 @@ def started_tasks(launcher: Process, run_dir: pathlib.Path) -> list[psutil.Proce
 
 
 LONG = (
-    "--model=mlp",
+    *("--model=mlp", "--hidden_units=8"),
+    *("--eval_every_steps=none", "--set=report.histogram_every_steps=none"),
     "--train_steps=1000000",
     "--checkpoint_every_steps=50",
     # The delay leaves most of the processor to other tests.
@@ -246,7 +246,8 @@ SECONDS_TO_END = 15
     [
         further(signal.SIGKILL, "multi_worker_mirrored"),
         (signal.SIGKILL, "parameter_server"),
-        (signal.SIGTERM, "multi_worker_mirrored"),
+        # tests/fault_injection/test_random_kills.py stops a launcher in make test.
+        further(signal.SIGTERM, "multi_worker_mirrored"),
         further(signal.SIGTERM, "parameter_server"),
     ],
 )
@@ -270,9 +271,9 @@ def test_tasks_end_with_their_launcher(
         assert launcher.returncode == 143
 
 
-@pytest.mark.parametrize(
-    "strategy", ["multi_worker_mirrored", further("parameter_server")]
-)
+# test_task_endings.py has lost tasks, and test_restarts.py a launcher that gives up.
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("strategy", ["multi_worker_mirrored", "parameter_server"])
 def test_without_restarts_a_lost_worker_ends_the_run_and_is_named(
     strategy: str, tmp_path: pathlib.Path
 ) -> None:

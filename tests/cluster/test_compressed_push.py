@@ -26,7 +26,7 @@ from tests.cluster.test_gradient_compression import (
     WORKERS,
     assert_error_feedback,
 )
-from tests.markers import further
+from tests.markers import chosen, further
 from tests.processes import metrics_so_far, result_of, train
 
 pytestmark = pytest.mark.cluster
@@ -62,7 +62,8 @@ METHODS: dict[str, tuple[dict[str, Method], int]] = {
 
 
 @pytest.mark.parametrize("num_servers", [1, further(2)])
-@pytest.mark.parametrize("setting", METHODS)
+# Workers choose the largest values as those of test_gradient_compression.py do.
+@pytest.mark.parametrize("setting", chosen(METHODS, ["powersgd:3", "int8"]))
 def test_sums_and_errors_are_those_of_the_papers(
     setting: str, num_servers: int, tmp_path: pathlib.Path
 ) -> None:
@@ -90,6 +91,7 @@ SMALL = (
 )
 
 
+@pytest.mark.exhaustive
 def test_a_compression_that_loses_nothing_changes_nothing(
     tmp_path: pathlib.Path,
 ) -> None:
@@ -116,14 +118,16 @@ def errors_at(run: pathlib.Path, step: int) -> np.ndarray:
 def test_a_stopped_run_continues_to_the_same_bits(
     setting: str, tmp_path: pathlib.Path
 ) -> None:
-    flags = (*SMALL, "--dropout=0.2", f"--gradient_compression={setting}")
+    flags = (
+        *(*SMALL, "--dropout=0.2", f"--gradient_compression={setting}"),
+        *("--train_steps=14", "--checkpoint_every_steps=9"),
+    )
     whole, run = tmp_path / "whole", tmp_path / "run"
-    # Without evaluations the errors reach the servers only at the end.
-    expected = train(whole, *flags, "--train_steps=14", "--eval_every_steps=none")
-    train(run, *flags, "--train_steps=9")
+    # Without evaluations the errors reach the servers only for a checkpoint.
+    expected = train(whole, *flags, "--eval_every_steps=none")
+    processes.copy_up_to(9, whole, run)
     assert not np.allclose(*errors_at(run, 9))
-    more = ("--train_steps=14", "--resume=auto", "--steps_per_loop=2")
-    continued = train(run, *flags, *more)
+    continued = train(run, *flags, "--resume=auto", "--steps_per_loop=2")
     assert continued["weights_sha256"] == expected["weights_sha256"]
     losses = [processes.train_losses_of(path) for path in (run, whole)]
     assert losses[0] == losses[1]
@@ -144,24 +148,25 @@ def test_another_number_of_workers_continues_without_errors(
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_killed_worker_begins_without_an_error(tmp_path: pathlib.Path) -> None:
     flags = (
         *SMALL,
-        *("--gradient_compression=powersgd:2", "--train_steps=60"),
-        *("--checkpoint_every_steps=10", "--eval_every_steps=none"),
+        *("--gradient_compression=powersgd:2", "--train_steps=30"),
+        *("--checkpoint_every_steps=5", "--eval_every_steps=none"),
         *("--set=length.step_delay_milliseconds=50", "--steps_per_loop=1"),
     )
     run = tmp_path / "run"
     with processes.started(f"--run_dir={run}", *flags, folder=tmp_path) as launcher:
         processes.wait_until(
-            lambda: processes.last_step_of(run) >= 24, "step 24", launcher
+            lambda: processes.last_step_of(run) >= 8, "step 8", launcher
         )
         processes.task_of(launcher.pid, "worker", 1).send_signal(signal.SIGKILL)
         done = processes.end_of(launcher)
     assert done.returncode == 0, done.stderr
     result = result_of(run)
-    assert (result["status"], result["steps"]) == ("completed", 60)
-    errors = errors_at(run, 60)
+    assert (result["status"], result["steps"]) == ("completed", 30)
+    errors = errors_at(run, 30)
     assert np.isfinite(errors).all()
     assert all(np.abs(errors).max(axis=(1, 2)) > 0)
 

@@ -161,7 +161,7 @@ WITH_SERVER = [
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "rate_mbit"),
-    [(RING, 100), further(RING, 1000), further(SERVER, 100), (SERVER, 1000)],
+    [further(RING, 100), further(RING, 1000), further(SERVER, 100), (SERVER, 1000)],
     ids=lambda value: str(value[0] if isinstance(value, tuple) else value),
 )
 def test_each_task_sends_and_receives_at_the_rate(
@@ -204,9 +204,8 @@ def test_each_task_sends_and_receives_at_the_rate(
 @needs_networks
 @pytest.mark.cluster
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "strategy", [RING, further(SERVER)], ids=lambda flags: flags[0]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("strategy", [RING, SERVER], ids=lambda flags: flags[0])
 def test_the_weights_are_those_without_a_limit(
     strategy: tuple[str, ...], tmp_path: pathlib.Path
 ) -> None:

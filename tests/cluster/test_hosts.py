@@ -19,7 +19,6 @@ from strategies.hello_cluster import __main__
 from strategies.launcher.launch_config import local_cluster
 from strategies.processes.parent import LAUNCHER_PID
 from tests import processes
-from tests.markers import further
 from trainers.cli.role import cluster_of
 from trainers.config.config import Config
 
@@ -217,12 +216,12 @@ def test_the_first_cluster_is_for_one_machine(
     assert "hosts other than this machine's loopback" in capfd.readouterr().err
 
 
+# The last test has the variable that gRPC reads.
 @pytest.mark.slow
 @pytest.mark.cluster
-@pytest.mark.parametrize(
-    "strategy", ["multi_worker_mirrored", further("parameter_server")]
-)
-@pytest.mark.parametrize("name", ["https_proxy", further("http_proxy")])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("strategy", ["multi_worker_mirrored", "parameter_server"])
+@pytest.mark.parametrize("name", ["https_proxy", "http_proxy"])
 def test_tasks_connect_without_a_proxy(
     strategy: str, name: str, tmp_path: pathlib.Path
 ) -> None:

@@ -50,8 +50,6 @@ def test_workers_do_what_replicas_of_one_process_do(tmp_path: pathlib.Path) -> N
         f"in 2 fragments of at most {largest:,} bytes",
         "bytes_per_step_per_replica": round(WEIGHT_BYTES / 5),
     }
-    done = processes.run("--mode=evaluate", f"--run_dir={run}")
-    assert f"loss {result['final']['eval_loss']:.4f}" in done.stdout
 
 
 @pytest.mark.exhaustive

@@ -31,17 +31,35 @@ ADAMW = (
     # The limit is below every gradient norm of these runs, so that every step clips.
     *("--clip_global_norm=0.05", "--gradient_accumulation_steps=2"),
 )
+NUM_STEPS = 24
+FLAGS = (
+    *(*SMALL, *ADAMW, f"--train_steps={NUM_STEPS}", "--eval_every_steps=5"),
+    "--checkpoint_every_steps=9",
+)
+# The bound of "the same training" for adamw in double precision, docs/numerics.md.
+BOUND = 1e-10
 
 
-def test_parts_of_three_workers_are_one_device(tmp_path: pathlib.Path) -> None:
+@pytest.fixture(scope="module")
+def one_device(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("one_device") / "run"
+    train(folder, *FLAGS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def three_workers(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("three_workers") / "run"
+    train(folder, *WORKERS, "--num_workers=3", *FLAGS)
+    return folder
+
+
+def test_parts_of_three_workers_are_one_device(
+    three_workers: pathlib.Path, one_device: pathlib.Path
+) -> None:
     """Every loss, weight and variable of the optimizer is as on one device."""
-    one, run = tmp_path / "one", tmp_path / "run"
-    flags = (*SMALL, *ADAMW, "--train_steps=24", "--eval_every_steps=5")
-    reference = train(one, *flags)
-    workers = (*WORKERS, "--num_workers=3")
-    result = train(run, *workers, *flags, "--checkpoint_every_steps=9")
-    # The bound of "the same training" for adamw in double precision, docs/numerics.md.
-    assert_same_training(run, one, 24, 1e-10)
+    assert_same_training(three_workers, one_device, NUM_STEPS, BOUND)
+    result, reference = result_of(three_workers), result_of(one_device)
     whole = reference["optimizer_state_bytes"]
     assert result["optimizer_state_bytes"] == pytest.approx(whole / 3, rel=0.05)
     # A reduce-scatter and an all-gather send two thirds of the weights each, in total
@@ -51,6 +69,7 @@ def test_parts_of_three_workers_are_one_device(tmp_path: pathlib.Path) -> None:
     assert result["traits"]["matches_one_device"] is True
 
 
+@pytest.mark.exhaustive
 def test_a_run_resumes_to_the_bit(tmp_path: pathlib.Path) -> None:
     whole, run = tmp_path / "whole", tmp_path / "run"
     flags = (
@@ -63,21 +82,26 @@ def test_a_run_resumes_to_the_bit(tmp_path: pathlib.Path) -> None:
     assert result["weights_sha256"] == undisturbed["weights_sha256"]
 
 
-def test_checkpoints_are_those_of_any_strategy(tmp_path: pathlib.Path) -> None:
+def test_checkpoints_are_those_of_any_strategy(
+    three_workers: pathlib.Path, one_device: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
     """A run continues from parts with the whole state, and then with other parts."""
-    one, run = tmp_path / "one", tmp_path / "run"
-    flags = (*SMALL, "--optimizer=adam", "--eval_every_steps=none")
-    train(one, *flags, "--train_steps=20")
-    train(run, *WORKERS, "--num_workers=2", *flags, "--train_steps=8")
-    train(run, *flags, "--train_steps=13", "--resume=auto")
-    last = ("--train_steps=20", "--resume=auto")
-    train(run, *WORKERS, "--num_workers=3", *flags, *last)
-    values, expected = (variables_of(path, 20, "variables") for path in (run, one))
+    before = three_workers
+    two_workers = (*WORKERS, "--num_workers=2")
+    for strategy, step in ((("--strategy=one_device",), 9), (two_workers, 18)):
+        run = tmp_path / f"from-{step}"
+        processes.copy_up_to(step, before, run)
+        done = processes.run(f"--run_dir={run}", *strategy, *FLAGS, "--resume=auto")
+        assert done.returncode == 0, done.stderr
+        assert f"continued at step {step}" in done.stdout
+        before = run
+    values, expected = (
+        variables_of(path, NUM_STEPS, "variables") for path in (before, one_device)
+    )
     assert set(values) == set(expected)
     for name, want in expected.items():
         distance = np.linalg.norm(values[name] - want)
-        # The bound of docs/numerics.md for sums in another order, with Adam.
-        assert distance <= 1e-10 * np.linalg.norm(want), name
+        assert distance <= BOUND * np.linalg.norm(want), name
 
 
 @pytest.mark.exhaustive
@@ -94,6 +118,7 @@ def test_each_optimizer_of_flags(tmp_path: pathlib.Path, optimizer: str) -> None
     assert_same_training(run, one, 20, 1e-10 if optimizer == "adagrad" else 1e-12)
 
 
+@pytest.mark.exhaustive
 def test_a_scaled_loss_is_the_same_scaled_loss(tmp_path: pathlib.Path) -> None:
     """Layer state and the variables of the scale are whole on every worker."""
     flags = (

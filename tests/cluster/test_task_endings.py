@@ -30,8 +30,11 @@ STRATEGIES = tuple(NUM_TASKS)
 FEWEST = {"multi_worker_mirrored": {}, "parameter_server": {"worker": 1}}
 CHIEFS = {"multi_worker_mirrored": "worker-0", "parameter_server": "chief-0"}
 SMALL = ("--model=mlp", "--hidden_units=8")
+# A picture of weights and an evaluation at steps are not the subject of these tests.
+QUIET = ("--eval_every_steps=none", "--set=report.histogram_every_steps=none")
 LONG = (
     *SMALL,
+    *QUIET,
     "--train_steps=1000000",
     "--checkpoint_every_steps=50",
     # The delay leaves most of the processor to other tests.
@@ -115,71 +118,78 @@ def test_an_address_that_is_taken_is_named_at_once(
         assert not tasks.run_dir.exists()
 
 
+COMPLETED = (
+    *SMALL,
+    "--set=report.histogram_every_steps=none",
+    "--train_steps=60",
+    "--eval_every_steps=20",
+    "--checkpoint_every_steps=20",
+)
+
+
+def assert_completed_and_evaluated(tasks: Tasks, num_replicas: int) -> None:
+    """Asserts that all end with 0, and that the evaluator evaluated every checkpoint.
+
+    No task waits for the evaluator.
+    """
+    assert tasks.exit_codes() == all_of(tasks, 0)
+    assert tasks.error_lines() == {name: [] for name in tasks.started}
+    result = result_of(tasks)
+    assert result["status"] == "completed"
+    assert result["num_replicas"] == num_replicas
+    by_chief = read_events(tasks.run_dir / "tb" / "eval")
+    by_evaluator = read_events(tasks.run_dir / "tb" / "evaluator")
+    pictures = {"confusion_matrix"}
+    assert set(by_evaluator.points) == {"loss", "accuracy"} | pictures
+    for tag in set(by_evaluator.points) - pictures:
+        values = by_evaluator.scalars(tag)
+        assert set(values) == {20, 40, 60}
+        # The sums are in another order, in float32.
+        assert values == pytest.approx(by_chief.scalars(tag), rel=1e-5)
+    output = tasks.started["evaluator-0"].output_lines()
+    assert [line.split("|")[1].split() for line in output] == [
+        ["step", str(step)] for step in (20, 40, 60)
+    ]
+    assert not list(tasks.run_dir.glob("logs/*.ending"))
+
+
 @pytest.mark.parametrize(
-    ("strategy", "num_workers", "update"),
+    ("num_workers", "update"),
     [
-        ("multi_worker_mirrored", 2, ()),
-        ("parameter_server", 1, ("--update=async",)),
-        further("parameter_server", 2, ("--update=sync", "--backup_workers=1")),
+        (1, ("--update=async",)),
+        further(2, ("--update=sync", "--backup_workers=1")),
     ],
 )
-def test_every_task_of_a_completed_run_ends_with_0(
-    strategy: str, num_workers: int, update: tuple[str, ...], tmp_path: pathlib.Path
+def test_every_task_of_a_completed_run_of_servers_ends_with_0(
+    num_workers: int, update: tuple[str, ...], tmp_path: pathlib.Path
 ) -> None:
-    """The evaluator has evaluated every checkpoint too, though no task waits for it."""
-    flags = (
-        *SMALL,
-        *update,
-        "--train_steps=60",
-        "--eval_every_steps=20",
-        "--checkpoint_every_steps=20",
-    )
     more = {"worker": num_workers, "evaluator": 1}
-    with started(tmp_path, strategy, *flags, **more) as tasks:
+    with started(tmp_path, "parameter_server", *COMPLETED, *update, **more) as tasks:
+        assert_completed_and_evaluated(tasks, num_workers)
+
+
+@pytest.mark.parametrize("jobs", [{"chief": 1, "worker": 1}, further({"worker": 2})])
+def test_every_task_of_a_completed_run_and_of_its_resumption_ends_with_0(
+    jobs: dict[str, int], tmp_path: pathlib.Path
+) -> None:
+    """A job called chief trains with the workers.
+
+    Only the chief can know at the second start that no step is left.
+    """
+    strategy = "multi_worker_mirrored"
+    with started(tmp_path, strategy, *COMPLETED, **jobs, evaluator=1) as tasks:
+        assert_completed_and_evaluated(tasks, num_replicas=2)
+        (devices,) = read_events(tasks.run_dir / "tb" / "train").points["devices"]
+    for job, count in jobs.items():
+        for index in range(count):
+            assert f"/job:{job}/task:{index}/device:" in str(devices.value)
+    with started(tmp_path, strategy, *COMPLETED, "--resume=auto", **jobs) as tasks:
         assert tasks.exit_codes() == all_of(tasks, 0)
         assert tasks.error_lines() == {name: [] for name in tasks.started}
-        result = result_of(tasks)
-        assert result["status"] == "completed"
-        assert result["num_replicas"] == num_workers
-        by_chief = read_events(tasks.run_dir / "tb" / "eval")
-        by_evaluator = read_events(tasks.run_dir / "tb" / "evaluator")
-        pictures = {"confusion_matrix"}
-        assert set(by_evaluator.points) == {"loss", "accuracy"} | pictures
-        for tag in set(by_evaluator.points) - pictures:
-            values = by_evaluator.scalars(tag)
-            assert set(values) == {20, 40, 60}
-            # The sums are in another order, in float32.
-            assert values == pytest.approx(by_chief.scalars(tag), rel=1e-5)
-        output = tasks.started["evaluator-0"].output_lines()
-        assert [line.split("|")[1].split() for line in output] == [
-            ["step", str(step)] for step in (20, 40, 60)
-        ]
-        assert not list(tasks.run_dir.glob("logs/*.ending"))
-
-
-def test_a_job_called_chief_trains_with_the_workers(tmp_path: pathlib.Path) -> None:
-    flags = (*SMALL, "--train_steps=4")
-    more = {"chief": 1, "worker": 1}
-    with started(tmp_path, "multi_worker_mirrored", *flags, **more) as tasks:
-        assert tasks.exit_codes() == all_of(tasks, 0)
-        assert result_of(tasks)["num_replicas"] == 2
-        (devices,) = read_events(tasks.run_dir / "tb" / "train").points["devices"]
-    for task in ("chief", "worker"):
-        assert f"/job:{task}/task:0/device:" in str(devices.value)
-
-
-def test_every_task_of_a_complete_run_that_is_resumed_ends_with_0(
-    tmp_path: pathlib.Path,
-) -> None:
-    """Only the chief can know at the second start that no step is left."""
-    flags = (*SMALL, "--train_steps=20")
-    for resume in ((), ("--resume=auto",)):
-        with started(tmp_path, "multi_worker_mirrored", *flags, *resume) as tasks:
-            assert tasks.exit_codes() == all_of(tasks, 0)
-            assert tasks.error_lines() == {name: [] for name in tasks.started}
-            output = {name: t.output_lines() for name, t in tasks.started.items()}
-    assert "is complete at step 20" in " ".join(output["worker-0"])
-    assert output["worker-1"] == []
+        output = {name: t.output_lines() for name, t in tasks.started.items()}
+    chief = output.pop(f"{next(iter(jobs))}-0")
+    assert "is complete at step 60" in " ".join(chief)
+    assert [*output.values()] == [[]]
 
 
 @pytest.mark.parametrize("strategy", chosen(STRATEGIES, ["multi_worker_mirrored"]))
@@ -218,7 +228,10 @@ def test_every_task_of_a_bad_request_ends_with_2(
 def test_a_refused_second_command_ends_no_task_of_the_first(
     tmp_path: pathlib.Path,
 ) -> None:
-    """The name of the folder has braces, which `str.format` would replace."""
+    """A signal to all tasks does, as a scheduler sends it, after a checkpoint.
+
+    The name of the folder has braces, which `str.format` would replace.
+    """
     folder = tmp_path / "of {user}"
     folder.mkdir()
     with started(folder, "parameter_server", *LONG, worker=1) as tasks:
@@ -234,9 +247,20 @@ def test_a_refused_second_command_ends_no_task_of_the_first(
             lambda: max((tasks.run_dir / "checkpoints").glob("step-*")) > newest,
             "another checkpoint",
         )
-        tasks.started["chief-0"].send(signal.SIGTERM)
-        assert tasks.exit_codes() == all_of(tasks, TERMINATED)
+        for task in tasks.started.values():
+            task.send(signal.SIGTERM)
+        assert_preempted(tasks, TERMINATED)
         assert not list(tasks.run_dir.glob("logs/*.ending"))
+
+
+def assert_preempted(tasks: Tasks, code: int) -> None:
+    """Asserts that all tasks end with a code, after a checkpoint of the last step."""
+    assert tasks.exit_codes() == all_of(tasks, code)
+    assert set(map(tuple, tasks.error_lines().values())) == {()}
+    result = result_of(tasks)
+    assert result["status"] == "preempted"
+    newest = max((tasks.run_dir / "checkpoints").glob("step-*"))
+    assert newest.name == f"step-{result['steps']:08d}"
 
 
 # A scheduler sends the signal to all tasks; then parameter servers wait for the chief's
@@ -254,11 +278,10 @@ def test_a_refused_second_command_ends_no_task_of_the_first(
             *("parameter_server", signal.SIGINT, ("chief-0",), INTERRUPTED),
             marks=pytest.mark.exhaustive,
         ),
-        (
-            "parameter_server",
-            signal.SIGTERM,
-            ("chief-0", "worker-0", "worker-1", "ps-0"),
-            TERMINATED,
+        pytest.param(
+            *("parameter_server", signal.SIGTERM),
+            *(("chief-0", "worker-0", "worker-1", "ps-0"), TERMINATED),
+            marks=pytest.mark.exhaustive,
         ),
     ],
 )
@@ -273,36 +296,26 @@ def test_a_signal_ends_every_task_after_a_checkpoint(
         tasks.wait_for_checkpoint()
         for name in receivers:
             tasks.started[name].send(number)
-        assert tasks.exit_codes() == all_of(tasks, code)
-        assert set(map(tuple, tasks.error_lines().values())) == {()}
-        result = result_of(tasks)
-        assert result["status"] == "preempted"
-        newest = max((tasks.run_dir / "checkpoints").glob("step-*"))
-        assert newest.name == f"step-{result['steps']:08d}"
-
-
-def test_a_launcher_that_was_started_with_sigchld_ignored_learns_how_tasks_end(
-    tmp_path: pathlib.Path,
-) -> None:
-    run = tmp_path / "run"
-    flags = ("--strategy=multi_worker_mirrored", "--train_steps=2", *SMALL)
-    words = processes.command(*flags, f"--run_dir={run}")
-    done = processes.run_words([*processes.ignoring(signal.SIGCHLD), *words])
-    assert (done.returncode, done.stderr) == (0, "")
-    assert processes.result_of(run)["status"] == "completed"
+        assert_preempted(tasks, code)
 
 
 @pytest.mark.parametrize(
     "strategy", ["multi_worker_mirrored", further("parameter_server")]
 )
-def test_interrupts_that_are_ignored_from_the_start_reach_no_task(
+def test_signals_that_are_ignored_from_the_start_change_nothing(
     strategy: str, tmp_path: pathlib.Path
 ) -> None:
-    """A launcher in the background ignores them, during start-up and during steps."""
+    """No task gets an interrupt, and the launcher learns how its tasks end.
+
+    A launcher in the background ignores interrupts, during start-up and during steps.
+    The end of a child is lost to a process that ignores SIGCHLD.
+    """
     run = tmp_path / "run"
-    begin = [*processes.ignoring(signal.SIGINT), *processes.command()]
-    flags = (*LONG, f"--strategy={strategy}", f"--run_dir={run}")
-    with processes.started(*flags, folder=tmp_path, begin=begin) as launcher:
+    ignoring = processes.ignoring(signal.SIGINT, signal.SIGCHLD)
+    flags = (*LONG, "--train_steps=150", f"--strategy={strategy}", f"--run_dir={run}")
+    with processes.started(
+        *flags, folder=tmp_path, begin=[*ignoring, *processes.command()]
+    ) as launcher:
         processes.wait_until(
             lambda: bool(processes.tasks_of(launcher.pid)), "tasks", launcher
         )
@@ -316,10 +329,9 @@ def test_interrupts_that_are_ignored_from_the_start_reach_no_task(
             return len(processes.checkpoints_of(run)) > 1
 
         processes.wait_until(interrupted_with_a_checkpoint, "checkpoints", launcher)
-        launcher.terminate()
         ended = processes.end_of(launcher)
-    assert (ended.returncode, ended.stderr) == (TERMINATED, "")
-    assert processes.result_of(run)["status"] == "preempted"
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert processes.result_of(run)["status"] == "completed"
 
 
 @pytest.mark.parametrize(
@@ -409,8 +421,6 @@ def test_the_run_goes_on_without_a_worker_that_stands_still(
     flags = (
         *LONG,
         "--checkpoint_every_steps=2",
-        "--eval_every_steps=none",
-        "--set=report.histogram_every_steps=none",
         "--set=strategy.peer_timeout_seconds=3",
     )
     with started(tmp_path, "parameter_server", *flags) as tasks:

@@ -17,7 +17,9 @@ SHORT = ("--model=mlp", "--hidden_units=8", "--train_steps=20")
 @pytest.mark.parametrize(
     "strategy",
     [
-        ("--strategy=multi_worker_mirrored",),
+        # The import of each cold task takes three seconds of a core, and one is enough.
+        ("--strategy=multi_worker_mirrored", "--num_workers=1"),
+        further(("--strategy=multi_worker_mirrored",)),
         # The updates are synchronous, because asynchronous ones vary in order.
         further(("--strategy=parameter_server", "--update=sync")),
     ],
