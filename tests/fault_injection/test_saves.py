@@ -20,7 +20,9 @@ from trainers.main import main
 from trainers.run_dir.checkpoints import Checkpoints
 
 
+# tests/trainers/run_dir/test_checkpoints.py ends a save at seven places.
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_killed_inside_a_save_goes_on_to_the_same_weights(
     tmp_path: pathlib.Path,
 ) -> None:

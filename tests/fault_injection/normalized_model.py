@@ -1,0 +1,22 @@
+"""A model whose steps depend on all that a checkpoint keeps."""
+
+from __future__ import annotations
+
+import keras
+
+from models.base import Examples
+
+
+def model(data: Examples) -> keras.Model:
+    """Returns a classifier with dropout and batch normalization."""
+    layers = [
+        keras.layers.Flatten(),
+        keras.layers.Dense(32),
+        keras.layers.BatchNormalization(momentum=0.9),
+        keras.layers.Activation("relu"),
+        keras.layers.Dropout(0.2),
+        keras.layers.Dense(data.num_classes, activation="softmax"),
+    ]
+    network = keras.Sequential([keras.Input(data.input_shape), *layers])
+    network.compile(loss="sparse_categorical_crossentropy")
+    return network
