@@ -60,6 +60,7 @@ from strategies.common.private_apis.variables import (
     move_variable,
     variables_as_numbers,
 )
+from tests.markers import further
 from tests.processes import ROOT
 from trainers.inputs.tfrecord.reader import size_of
 from trainers.user_code.own_step.update_catcher import UpdateCatcher
@@ -260,6 +261,7 @@ def test_a_checkpoint_leaves_random_counters_out(tmp_path: pathlib.Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_gradient_of_max_pooling_over_no_rows_ends_the_process() -> None:
     """This is why a replica without examples still computes on one row."""
     program = """
@@ -546,6 +548,8 @@ def gathers_in_a_loop(whose: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+# tests/cluster/test_sparse_gradients.py has the steps that need keys.
+@pytest.mark.exhaustive
 def test_a_loop_cannot_gather_another_number_of_rows_unless_keys_differ() -> None:
     """This is why the project sets its own keys, by private names tested here."""
     refused = gathers_in_a_loop("theirs")
@@ -811,7 +815,7 @@ os._exit(0)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("where", "ends"), [("default", False), ("own", True)])
+@pytest.mark.parametrize(("where", "ends"), [further("default", False), ("own", True)])
 def test_a_closure_ends_when_the_default_executor_has_nothing_to_do(
     where: str, ends: bool
 ) -> None:
@@ -1088,6 +1092,8 @@ except tf.errors.OpError as error:
 """
 
 
+# tests/cluster/test_sharded_optimizer_state.py has the exchange.
+@pytest.mark.exhaustive
 def test_rows_can_be_exchanged_on_cpus_and_a_reduce_scatter_is_missing() -> None:
     """A reduce-scatter would save half the memory of an exchange."""
     done = subprocess.run(
