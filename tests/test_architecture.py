@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import pathlib
 import re
 
@@ -23,10 +24,17 @@ def name_of(path: pathlib.Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@functools.cache
 def tree_of(path: pathlib.Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@functools.cache
+def nodes_of(path: pathlib.Path) -> list[ast.AST]:
+    return list(ast.walk(tree_of(path)))
+
+
+@functools.cache
 def imported_modules(path: pathlib.Path, skip_typing: bool = False) -> set[str]:
     """Returns the full dotted name of everything that a file imports anywhere.
 
@@ -34,15 +42,14 @@ def imported_modules(path: pathlib.Path, skip_typing: bool = False) -> set[str]:
       path: A file of Python.
       skip_typing: Whether to leave out imports that only type checkers see.
     """
-    tree = tree_of(path)
     for_typing = {
         id(node)
-        for branch in ast.walk(tree)
+        for branch in nodes_of(path)
         if isinstance(branch, ast.If) and ast.unparse(branch.test) == "TYPE_CHECKING"
         for node in ast.walk(branch)
     }
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if skip_typing and id(node) in for_typing:
             continue
         if isinstance(node, ast.Import):
@@ -157,7 +164,7 @@ def test_only_the_training_program_calls_collectives() -> None:
     callers = {
         name_of(path)
         for path in FILES
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if path.is_relative_to(ROOT / "trainers")
         and isinstance(node, ast.Call)
         and ast.unparse(node.func).rpartition(".")[2] in COLLECTIVES
@@ -191,7 +198,7 @@ def test_only_summaries_writes_event_files() -> None:
     writers = {
         name_of(path)
         for path in FILES
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.Attribute)
         and ast.unparse(node).startswith("tf.summary")
     }
@@ -206,7 +213,7 @@ def test_private_names_of_libraries_are_in_one_place() -> None:
     offenders = {
         f"{name_of(path)}: {ast.unparse(node)}"
         for path in FILES
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.Attribute)
         and re.match(r"_[a-z]", node.attr)
         and ast.unparse(node.value) not in ("self", "cls")
@@ -225,15 +232,11 @@ def own_private_names(path: pathlib.Path) -> set[str]:
     """Returns the names that a file defines on its own classes."""
     return {
         node.attr
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
         and node.value.id == "self"
-    } | {
-        node.name
-        for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.FunctionDef)
-    }
+    } | {node.name for node in nodes_of(path) if isinstance(node, ast.FunctionDef)}
 
 
 def test_nothing_branches_on_the_name_of_a_strategy() -> None:
@@ -241,7 +244,7 @@ def test_nothing_branches_on_the_name_of_a_strategy() -> None:
     offenders = {
         f"{name_of(path)}: {ast.unparse(node)}"
         for path in FILES
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, (ast.Compare, ast.match_case))
         for constant in ast.walk(node)
         if isinstance(constant, ast.Constant)
@@ -304,7 +307,7 @@ READS_KERAS_FILES = {
 def names_in(path: pathlib.Path) -> set[str]:
     """Returns every name, attribute, module and keyword argument of a file."""
     found = {part for name in imported_modules(path) for part in name.split(".")}
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Name):
             found.add(node.id)
         elif isinstance(node, ast.Attribute):
@@ -332,7 +335,7 @@ def test_strategies_inherit_only_from_the_contract() -> None:
 
 def test_library_code_has_no_assert_and_swallows_nothing() -> None:
     for path in FILES:
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             assert not isinstance(node, ast.Assert), f"{name_of(path)}:{node.lineno}"
             if isinstance(node, ast.ExceptHandler):
                 assert node.type is not None, f"{name_of(path)}:{node.lineno}"
