@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tests.conformance.custom import assemble_custom, train
 from tests.conformance.harness import alone_and_uneven, same_training
+from tests.markers import chosen
 from trainers.loop.parts import TrainingParts
 
 # 10 = 8 + 2: the second batch of an epoch is too small for three replicas. The factors
@@ -49,7 +50,11 @@ def penalized(strategy: str, replicas: int) -> TrainingParts:
     )
 
 
-@pytest.mark.parametrize(("strategy", "replicas"), alone_and_uneven(same_training()))
+# In stages, one replica has the penalties of several devices.
+@pytest.mark.parametrize(
+    ("strategy", "replicas"),
+    chosen(alone_and_uneven(same_training()), [("mirrored", 3), ("model_parallel", 1)]),
+)
 def test_added_losses_are_the_same_training(strategy: str, replicas: int) -> None:
     expected, assembly = penalized("one_device", 1), penalized(strategy, replicas)
     want, got = train(expected, NUM_STEPS), train(assembly, NUM_STEPS)

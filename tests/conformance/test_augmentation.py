@@ -21,7 +21,7 @@ from trainers.loop.parts import TrainingParts
 NUM_STEPS = 8
 SEVERAL_REPLICAS = chosen(
     [subject for subject in same_training() if subject[1] in (2, 3)],
-    [subject for subject in same_training() if subject[1] == 3],
+    [("mirrored", 3)],
 )
 
 
@@ -75,6 +75,8 @@ def test_same_training_as_one_device(strategy: str, replicas: int) -> None:
         assert distance <= tolerance * np.linalg.norm(weight)
 
 
+# test_streams.py has a run that goes on with batches of a stream.
+@pytest.mark.exhaustive
 def test_a_run_that_goes_on_sees_what_it_would_have_seen() -> None:
     first, second = assembled("one_device", 1), assembled("tower", 3)
     losses(first, 0, 4)

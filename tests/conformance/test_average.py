@@ -21,7 +21,7 @@ from tests.conformance.test_same_training import (
     of_one_device,
 )
 from tests.conformance.test_sparse_gradients import clicks_config
-from tests.markers import chosen
+from tests.markers import chosen, further
 
 AVERAGING_LOSSES = [
     (name, replicas)
@@ -55,7 +55,7 @@ def test_one_gradient_of_the_mean_loss_is_the_mean_of_gradients(
         )
 
 
-@pytest.mark.parametrize("sparse_gradients", [True, False])
+@pytest.mark.parametrize("sparse_gradients", [True, further(False)])
 @pytest.mark.parametrize("strategy", sorted({name for name, _ in AVERAGING_LOSSES}))
 def test_rows_of_embeddings_as_well(strategy: str, sparse_gradients: bool) -> None:
     config = clicks_config(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pathlib
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from tests.conformance.harness import (
     small_config,
 )
 from tests.conformance.test_same_training import TOLERANCES, assert_same_training
+from tests.markers import chosen, further
 from trainers.loop.builder import assemble, create_strategy
 from trainers.loop.compilation import Scope
 from trainers.loop.parts import TrainingParts
@@ -34,8 +36,10 @@ def parts_of(jit_compile: str, **settings: object) -> TrainingParts:
     return assemble(config, create_strategy(config, Cluster()))
 
 
-@pytest.mark.parametrize("update", UPDATES)
-@pytest.mark.parametrize("layout", ["even", "uneven"])
+@pytest.mark.parametrize(
+    ("layout", "update"),
+    chosen(itertools.product(("even", "uneven"), UPDATES), [("uneven", "adamw")]),
+)
 def test_same_training_as_uncompiled(update: str, layout: str) -> None:
     def outcome(jit_compile: str) -> Outcome:
         parts = parts_of(jit_compile, dtype="float64", **UPDATES[update])
@@ -44,7 +48,7 @@ def test_same_training_as_uncompiled(update: str, layout: str) -> None:
     assert_same_training(outcome("on"), outcome("off"), TOLERANCES["float64", update])
 
 
-@pytest.mark.parametrize("update", ["sgd", "adam"])
+@pytest.mark.parametrize("update", [further("sgd"), "adam"])
 def test_a_transformer_trains_as_uncompiled(update: str) -> None:
     """Its embeddings have dense gradients under XLA, and sparse gradients without."""
 
@@ -84,7 +88,7 @@ def weights_after(calls: Sequence[int]) -> list[np.ndarray]:
 def test_no_bit_depends_on_how_steps_fall_into_calls() -> None:
     """A call may end within a span or take several spans; an epoch has nine steps."""
     expected = weights_after([20])
-    for calls in ([1] * 20, [7, 13], [19, 1]):
+    for calls in ([1, 1, 5, 13],):
         for one, other in zip(weights_after(calls), expected, strict=True):
             np.testing.assert_array_equal(one, other)
 
@@ -176,13 +180,16 @@ def test_auto_decides_by_model_device_and_strategy(
 
 @pytest.mark.slow
 def test_a_resumed_run_keeps_the_decision_and_every_bit(tmp_path: pathlib.Path) -> None:
-    flags = ("--model=mlp", "--hidden_units=8", "--checkpoint_every_steps=15")
+    flags = (
+        *("--model=mlp", "--hidden_units=8", "--train_steps=40"),
+        *("--checkpoint_every_steps=15", "--eval_every_steps=none"),
+    )
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    expected = processes.train(whole, *flags, "--train_steps=40")
-    processes.train(parts, *flags, "--train_steps=20")
+    expected = processes.train(whole, *flags)
+    processes.copy_up_to(15, whole, parts)
     config = json.loads((parts / "config.json").read_text(encoding="utf-8"))
     assert config["model"]["jit_compile"] == "on"
-    resumed = processes.train(parts, *flags, "--train_steps=40", "--resume=auto")
+    resumed = processes.train(parts, *flags, "--resume=auto")
     assert resumed["compilation"] == {
         "scope": "the loop",
         "reason": "as when the run began",

@@ -108,6 +108,8 @@ def test_a_sum_over_replicas_within_a_layer_is_refused() -> None:
         )
 
 
+# test_compiled_loop.py has more steps and a last batch of another size.
+@pytest.mark.exhaustive
 def test_same_training_as_without_it() -> None:
     outcome = trained("one_device", 1, "sgd", model="mlp", jit_compile="on")
     expected = trained("one_device", 1, "sgd", model="mlp")

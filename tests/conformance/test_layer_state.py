@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -11,14 +10,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from models.base import Examples, Settings
 from strategies import registry
 from strategies.common.errors import UsageError
-from tests.conformance.custom import assemble_custom, train
+from tests.conformance.custom import assemble_custom, assemble_model, train
 from tests.conformance.harness import (
     alone_and_uneven,
     same_training,
     subjects,
-    uneven,
 )
 from tests.markers import chosen, further
 from trainers.loop.parts import TrainingParts
@@ -52,7 +51,7 @@ def moving_statistics(assembly: TrainingParts) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize(
     ("strategy", "replicas"),
-    chosen(alone_and_uneven(same_training()), uneven(same_training())),
+    chosen(alone_and_uneven(same_training()), [("mirrored", 3), ("tower", 3)]),
 )
 def test_moving_statistics_equal_those_of_one_device(
     strategy: str, replicas: int
@@ -83,7 +82,9 @@ def test_moving_statistics_follow_the_definition() -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "replicas"), chosen(alone_and_uneven(subjects()), uneven(subjects()))
+    ("strategy", "replicas"),
+    # The test above has three replicas, one of which has no rows, of the others.
+    chosen(alone_and_uneven(subjects()), [("parameter_averaging", 3)]),
 )
 def test_an_empty_share_gives_no_nan(strategy: str, replicas: int) -> None:
     assembly = normalized(strategy, replicas)
@@ -98,7 +99,9 @@ SYNCHRONIZED = [
 ]
 
 
-@pytest.mark.parametrize(("strategy", "replicas"), SYNCHRONIZED)
+@pytest.mark.parametrize(
+    ("strategy", "replicas"), chosen(SYNCHRONIZED, [("mirrored", 3)])
+)
 def test_synchronized_normalization_is_the_same_training(
     strategy: str, replicas: int
 ) -> None:
@@ -174,24 +177,18 @@ OVERLAPPING_STEPS = 460
 ROUNDING = OVERLAPPING_STEPS * 2 * 2.0**-24
 
 
-def overlapping(
-    layers: Callable[[], list[keras.layers.Layer]],
-    features: np.ndarray,
-    **settings: Any,
-) -> TrainingParts:
-    """Trains three towers asynchronously, some of them on stale weights."""
-    assembly = assemble_custom(
-        "tower",
-        3,
-        lambda: [Pause(), *layers(), keras.layers.Dense(3)],
-        features,
-        update="async",
-        global_batch_size=8,
-        optimizer="sgd",
-        learning_rate=0.001,
-        train_steps=OVERLAPPING_STEPS,
-        **settings,
-    )
+# Settings of towers that train on stale weights.
+STALE: dict[str, Any] = {
+    "update": "async",
+    "global_batch_size": 8,
+    "optimizer": "sgd",
+    "learning_rate": 0.001,
+    "train_steps": OVERLAPPING_STEPS,
+}
+
+
+def overlapping(assembly: TrainingParts) -> TrainingParts:
+    """Trains towers asynchronously, some of them on stale weights."""
     batches = assembly.strategy.distribute(assembly.batches(0))
     results = assembly.loop_function(batches, OVERLAPPING_STEPS).fetch()
     assert results.applied_steps == OVERLAPPING_STEPS
@@ -201,9 +198,36 @@ def overlapping(
     return assembly
 
 
-def test_overlapping_updates_of_a_layers_own_state_are_all_kept() -> None:
-    assembly = overlapping(lambda: [OwnState()], np.zeros([26, 2], np.float32))
-    layer = assembly.model.layers[1]
+def stateful(data: Examples, settings: Settings) -> keras.Model:
+    """Builds a model with every kind of layer state, each in a branch.
+
+    Rows of ones reach all layers but the one that is called twice, which gets zeros.
+    """
+    inputs = keras.Input(data.input_shape)
+    ones = Pause()(inputs)
+    zeros = keras.layers.Rescaling(0.0)(ones)
+    shared = keras.layers.BatchNormalization(momentum=0.995, name="shared")
+    renormalized = keras.layers.BatchNormalization(
+        momentum=0.99, renorm=True, name="renormalized"
+    )
+    branches = [OwnState(name="own")(ones), shared(shared(zeros)), renormalized(ones)]
+    merged = keras.layers.Concatenate()(branches)
+    return keras.Model(inputs, keras.layers.Dense(3)(merged))
+
+
+def test_overlapping_updates_of_layer_state_are_all_kept() -> None:
+    assembly = overlapping(
+        assemble_model("tower", 3, stateful, np.ones([26, 2], np.float32), **STALE)
+    )
+    assert_own_state_is_kept(assembly.model.get_layer("own"))
+    # A layer that is called twice decays twice in a step.
+    variance = assembly.model.get_layer("shared").moving_variance.numpy()
+    expected = np.full(2, 0.995 ** (2 * OVERLAPPING_STEPS))
+    np.testing.assert_allclose(variance, expected, rtol=2 * ROUNDING)
+    assert_renormalization_is_kept(assembly.model.get_layer("renormalized"))
+
+
+def assert_own_state_is_kept(layer: OwnState) -> None:
     average = np.full(3, 0.98**OVERLAPPING_STEPS)
     np.testing.assert_allclose(layer.average.numpy(), average, rtol=ROUNDING)
     assert layer.total.numpy() == OVERLAPPING_STEPS / 2
@@ -219,24 +243,33 @@ def test_overlapping_updates_of_a_layers_own_state_are_all_kept() -> None:
     assert layer.has_begun.numpy()
 
 
-def test_overlapping_updates_of_shared_moving_statistics_are_all_kept() -> None:
-    """A layer that is called twice decays twice in a step."""
+def assert_renormalization_is_kept(layer: keras.layers.BatchNormalization) -> None:
+    decayed = np.full(2, 0.99**OVERLAPPING_STEPS)
+    for average in (layer.moving_mean, layer.renorm_mean):
+        np.testing.assert_allclose(1 - average.numpy(), decayed, rtol=1e-3)
+    deviation = decayed + (1 - decayed) * np.sqrt(layer.epsilon)
+    for average in (layer.moving_stddev, layer.renorm_stddev):
+        np.testing.assert_allclose(average.numpy(), deviation, rtol=1e-3)
+    # Keras computes it from the deviation that one of the last steps has read.
+    variance = np.square(deviation) - layer.epsilon
+    np.testing.assert_allclose(layer.moving_variance.numpy(), variance, rtol=0.5)
 
-    def layers() -> list[keras.layers.Layer]:
-        shared = keras.layers.BatchNormalization(momentum=0.995)
-        return [shared, shared]
 
-    assembly = overlapping(layers, np.zeros([26, 2], np.float32))
-    variance = assembly.model.layers[1].moving_variance.numpy()
-    expected = np.full(2, 0.995 ** (2 * OVERLAPPING_STEPS))
-    np.testing.assert_allclose(variance, expected, rtol=2 * ROUNDING)
-
-
+@pytest.mark.exhaustive
 def test_micro_batches_of_overlapping_updates_are_one_batch() -> None:
     assembly = overlapping(
-        lambda: [keras.layers.BatchNormalization(momentum=0.99)],
-        FEATURES,
-        gradient_accumulation_steps=4,
+        assemble_custom(
+            "tower",
+            3,
+            lambda: [
+                Pause(),
+                keras.layers.BatchNormalization(momentum=0.99),
+                keras.layers.Dense(3),
+            ],
+            FEATURES,
+            gradient_accumulation_steps=4,
+            **STALE,
+        )
     )
     layer = assembly.model.layers[1]
     mean, variance = layer.moving_mean.numpy(), layer.moving_variance.numpy()
@@ -248,23 +281,6 @@ def test_micro_batches_of_overlapping_updates_are_one_batch() -> None:
     share = 26 / 25 * (3 * 7 / 8 + 1 / 2) / 4
     expected = decayed + (1 - decayed) * share * FEATURES.var(axis=0)
     np.testing.assert_allclose(variance, expected, rtol=0.2)
-
-
-def test_overlapping_updates_of_renormalization_are_all_kept() -> None:
-    assembly = overlapping(
-        lambda: [keras.layers.BatchNormalization(momentum=0.99, renorm=True)],
-        np.ones([26, 2], np.float32),
-    )
-    layer = assembly.model.layers[1]
-    decayed = np.full(2, 0.99**OVERLAPPING_STEPS)
-    for average in (layer.moving_mean, layer.renorm_mean):
-        np.testing.assert_allclose(1 - average.numpy(), decayed, rtol=1e-3)
-    deviation = decayed + (1 - decayed) * np.sqrt(layer.epsilon)
-    for average in (layer.moving_stddev, layer.renorm_stddev):
-        np.testing.assert_allclose(average.numpy(), deviation, rtol=1e-3)
-    # Keras computes it from the deviation that one of the last steps has read.
-    variance = np.square(deviation) - layer.epsilon
-    np.testing.assert_allclose(layer.moving_variance.numpy(), variance, rtol=0.5)
 
 
 # Keras rounds the rate to single precision, in which this one is exact.

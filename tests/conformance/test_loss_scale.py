@@ -13,7 +13,8 @@ import pytest
 import tensorflow as tf
 
 from tests.conformance.harness import Layout, Subject, small_config
-from tests.processes import result_of, run, train
+from tests.markers import further
+from tests.processes import copy_up_to, result_of, run, train
 from tests.trainers.user_code import half
 from trainers.inputs.shuffling import Order
 from trainers.model.optimizers.loss_scale import needs_loss_scale
@@ -100,12 +101,12 @@ def test_it_is_what_keras_does(name: str) -> None:
 @pytest.mark.parametrize(
     ("strategy", "num_replicas", "settings"),
     [
-        ("tower", 2, {}),
-        ("mirrored", 2, {}),
-        ("model_parallel", 1, {}),
+        further("tower", 2, {}),
+        further("mirrored", 2, {}),
+        further("model_parallel", 1, {}),
         ("tower", 2, {"average": "losses"}),
         ("mirrored", 3, {"gradient_accumulation_steps": 2}),
-        ("one_device", 1, {"jit_compile": "on"}),
+        further("one_device", 1, {"jit_compile": "on"}),
     ],
     ids=str,
 )
@@ -175,9 +176,12 @@ FLAGS = (
 
 
 def test_a_resumed_run_has_the_scale_of_before(tmp_path: pathlib.Path) -> None:
-    flags = (f"--model={MODEL}:by_policy", *FLAGS, "--strategy=mirrored")
+    flags = (
+        *(f"--model={MODEL}:by_policy", *FLAGS, "--strategy=mirrored"),
+        "--checkpoint_every_steps=3",
+    )
     whole = train(tmp_path / "whole", *flags)
-    train(tmp_path / "parts", *flags, "--train_steps=3")
+    copy_up_to(3, tmp_path / "whole", tmp_path / "parts")
     again = train(tmp_path / "parts", *flags, "--resume=auto")
     assert again["weights_sha256"] == whole["weights_sha256"]
 
@@ -228,13 +232,19 @@ def test_a_policy_set_when_the_module_is_imported_is_kept(
     assert "loss_scale" in metrics
 
 
+# tests/cluster/test_gradient_compression.py and test_compressed_push.py train in half
+# precision with several processes.
 @pytest.mark.slow
 @pytest.mark.cluster
-def test_several_processes_train_the_same(tmp_path: pathlib.Path) -> None:
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("strategy", ["multi_worker_mirrored", "parameter_server"])
+def test_several_processes_train_the_same(
+    strategy: str, tmp_path: pathlib.Path
+) -> None:
     """`--mode=verify` compares the processes with one device."""
     done = run(
         *(f"--model={MODEL}:by_policy", *FLAGS, "--dtype=mixed_float16"),
         *("--mode=verify", f"--run_dir={tmp_path / 'verified'}"),
-        "--strategies=multi_worker_mirrored,parameter_server",
+        f"--strategies={strategy}",
     )
     assert done.returncode == 0, (done.stdout, done.stderr)

@@ -53,7 +53,7 @@ def outcome(**settings: object) -> Outcome:
             {"pipeline_stages": ("2",), "num_microbatches": 1},
             marks=pytest.mark.exhaustive,
         ),
-        {"pipeline_stages": ("4",), "num_microbatches": 3},
+        further({"pipeline_stages": ("4",), "num_microbatches": 3}),
         further({"pipeline_stages": ("pooling_1", "logits"), "num_microbatches": 5}),
         # 24 examples in 2 rounds of 3 micro-batches have 4 each; the last batch has
         # micro-batches without any.
@@ -145,8 +145,11 @@ def test_connections_across_borders(stages: tuple[str, ...]) -> None:
     assert means[0] == pytest.approx(means[1], rel=1e-8)
 
 
-def test_variables_are_on_the_device_of_their_stage() -> None:
-    """The variables are weights and the state of layers and of the optimizer."""
+def test_variables_and_operations_are_on_the_device_of_their_stage() -> None:
+    """The variables are weights and the state of layers and of the optimizer.
+
+    The traced graph has the devices of calls, which the called operations follow.
+    """
     assembly = assemble_residual("model_parallel", pipeline_stages=("second", "third"))
     # `side`, which begins a branch, is as far from the end as `third`.
     device_of = {"first": 0, "second": 1, "third": 2, "side": 2, "logits": 2}
@@ -158,11 +161,6 @@ def test_variables_are_on_the_device_of_their_stage() -> None:
     assert len(slots) == len(assembly.model.trainable_variables)
     for slot, variable in zip(slots, assembly.model.trainable_variables, strict=True):
         assert slot.value.device == variable.value.device, slot.path
-
-
-def test_operations_are_on_the_device_of_their_stage() -> None:
-    """The traced graph has the devices of calls, which the called operations follow."""
-    assembly = assemble_residual("model_parallel", pipeline_stages=("second", "third"))
     batches = assembly.strategy.distribute(assembly.batches(0))
     graph = assembly.loop_function.trace(batches).as_graph_def()
     stages = set()
@@ -191,6 +189,7 @@ def test_no_operation_of_a_stage_is_as_large_as_an_embedding() -> None:
     assert largest < (NUM_ROWS, "")
 
 
+@pytest.mark.exhaustive
 def test_mixed_precision_crosses_borders() -> None:
     """bfloat16 rounds to 8 bits, so this test can only find a wrong factor."""
     losses = [
@@ -229,8 +228,8 @@ def slept(values: tf.Tensor, seconds: float) -> tf.Tensor:
 @pytest.mark.parametrize(
     ("seconds", "num_microbatches", "expected"),
     [
-        ((0.05, 0.05), 1, (1 / 2, 1 / 2)),
-        ((0.05, 0.05), 4, (1 / 5, 1 / 5)),
+        further((0.05, 0.05), 1, (1 / 2, 1 / 2)),
+        further((0.05, 0.05), 4, (1 / 5, 1 / 5)),
         ((0.05, 0.05, 0.05), 2, (2 / 4, 2 / 4, 2 / 4)),
         # The pipeline takes 39 times the forward pass of the fast stage; the fast stage
         # works for 12 of these and the slow one for 36.

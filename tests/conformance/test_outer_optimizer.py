@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import pathlib
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -296,23 +295,22 @@ OWN = (
 
 
 @pytest.fixture(scope="module")
-def interrupted(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """Trains for ten steps; tests copy the folder and do not change it."""
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Trains for 20 steps; tests copy the folder and do not change it."""
     path = tmp_path_factory.mktemp("outer") / "run"
-    assert main([*FLAGS, *OWN, "--train_steps=10", f"--run_dir={path}"]) == 0
+    length = ("--train_steps=20", "--checkpoint_every_steps=10")
+    assert main([*FLAGS, *OWN, *length, f"--run_dir={path}"]) == 0
     return path
 
 
 def test_a_run_goes_on_exactly_and_looking_at_it_changes_nothing(
-    interrupted: pathlib.Path, tmp_path: pathlib.Path
+    undisturbed: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     """Fragments are averaged at steps 2, 4, 7, 9, 11, 14, so momentum is in use."""
     looks = ("--eval_every_steps=3", "--steps_per_loop=2", "--checkpoint_every_steps=4")
-    undisturbed = tmp_path / "undisturbed"
-    flags = (*OWN, "--train_steps=20", *looks, f"--run_dir={undisturbed}")
-    assert main([*FLAGS, *flags]) == 0
-    run = shutil.copytree(interrupted, tmp_path / "run")
-    result = continued(run, *OWN)
+    run = tmp_path / "run"
+    processes.copy_up_to(10, undisturbed, run)
+    result = continued(run, *OWN, *looks)
     expected = processes.result_of(undisturbed)
     assert result["weights_sha256"] == expected["weights_sha256"]
     assert result["steps"] == 20
@@ -328,10 +326,11 @@ def test_a_run_goes_on_exactly_and_looking_at_it_changes_nothing(
     ids=["mean", "two", "one_device"],
 )
 def test_strategies_take_each_others_checkpoints(
-    interrupted: pathlib.Path, tmp_path: pathlib.Path, others: Sequence[str]
+    undisturbed: pathlib.Path, tmp_path: pathlib.Path, others: Sequence[str]
 ) -> None:
     """Each continues from the mean: its anchors are the mean, its momenta are zero."""
-    run = shutil.copytree(interrupted, tmp_path / "run")
+    run = tmp_path / "run"
+    processes.copy_up_to(10, undisturbed, run)
     shared = [flag for flag in FLAGS if not flag.startswith("--num_replicas")]
     # No fragment is due in step 13, so its checkpoint still has the anchors of step 12.
     for steps, flags in ((12, others), (13, (*OWN, "--num_replicas=3"))):
@@ -352,9 +351,9 @@ def test_strategies_take_each_others_checkpoints(
 
 
 def test_evaluation_is_of_the_mean(
-    interrupted: pathlib.Path, capfd: pytest.CaptureFixture[str]
+    undisturbed: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     capfd.readouterr()
-    assert main(["main", "--mode=evaluate", f"--run_dir={interrupted}"]) == 0
-    final: dict[str, Any] = processes.result_of(interrupted)["final"]
+    assert main(["main", "--mode=evaluate", f"--run_dir={undisturbed}"]) == 0
+    final: dict[str, Any] = processes.result_of(undisturbed)["final"]
     assert f"loss {final['eval_loss']:.4f}" in capfd.readouterr().out

@@ -44,7 +44,7 @@ STRATEGY, _ = AVERAGING[0]
 
 
 @pytest.mark.parametrize(
-    ("model", "dtype"), [("mlp", "float32"), ("convnet", "float64")]
+    ("model", "dtype"), [("mlp", "float32"), further("convnet", "float64")]
 )
 @pytest.mark.parametrize(("strategy", "replicas"), chosen(AVERAGING, [(STRATEGY, 3)]))
 def test_averaged_after_every_step_of_sgd_it_is_one_device(
@@ -213,7 +213,7 @@ def test_whether_momenta_are_averaged_makes_a_difference() -> None:
     assert apart[-1] != pytest.approx(together[-1], rel=1e-6)
 
 
-@pytest.mark.parametrize("outer_optimizer", ["none", "nesterov"])
+@pytest.mark.parametrize("outer_optimizer", [further("none"), "nesterov"])
 @pytest.mark.parametrize("replicas", [2, further(4)])
 def test_layers_keep_state_of_their_own_replica_which_is_averaged(
     replicas: int, outer_optimizer: str
@@ -274,6 +274,8 @@ def continued(run: pathlib.Path, *flags: str) -> dict[str, Any]:
     return processes.result_of(run)
 
 
+# test_outer_optimizer.py has the same with the state of an outer optimizer.
+@pytest.mark.exhaustive
 def test_a_run_goes_on_exactly_and_looking_at_it_changes_nothing(
     interrupted: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
@@ -308,10 +310,12 @@ def test_strategies_take_each_others_checkpoints(tmp_path: pathlib.Path) -> None
         ),
     ]
     at_once, run = tmp_path / "at_once", tmp_path / "run"
-    assert main([*shared, "--train_steps=20", f"--run_dir={at_once}"]) == 0
+    every = ("--checkpoint_every_steps=5", "--set=report.keep_checkpoints=4")
+    whole = ("--train_steps=20", f"--run_dir={at_once}")
+    assert main([*shared, *every, *whole]) == 0
+    processes.copy_up_to(5, at_once, run)
     averaging = (f"--strategy={STRATEGY}", "--sync_every_steps=1")
     for steps, flags in (
-        (5, ("--strategy=tower",)),
         (10, (*averaging, "--num_replicas=3")),
         (15, (*averaging, "--num_replicas=2")),
         (20, ("--strategy=one_device",)),
@@ -325,6 +329,7 @@ def test_strategies_take_each_others_checkpoints(tmp_path: pathlib.Path) -> None
     )
 
 
+@pytest.mark.exhaustive
 def test_evaluation_is_of_the_mean(
     interrupted: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -108,10 +108,17 @@ def assert_same_training(outcome: Outcome, expected: Outcome, tolerance: float) 
         assert distance <= tolerance * np.linalg.norm(want), f"variable {index}"
 
 
+SEVERAL_REPLICAS = [s for s in uneven(same_training()) if s[1] > 1]
+# Each model and each update once.
+MODELS_AND_UPDATES = chosen(
+    itertools.product(("mlp", "convnet"), UPDATES),
+    [("mlp", "sgd"), ("convnet", "adamw")],
+)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("update", UPDATES)
-@pytest.mark.parametrize("model", ["mlp", "convnet"])
-@pytest.mark.parametrize(("strategy", "replicas"), subjects(uneven(same_training())))
+@pytest.mark.parametrize(("model", "update"), MODELS_AND_UPDATES)
+@pytest.mark.parametrize(("strategy", "replicas"), subjects(SEVERAL_REPLICAS))
 def test_same_training_as_one_device(
     strategy: str, replicas: int, model: str, update: str, layout: str
 ) -> None:
@@ -128,12 +135,10 @@ def test_same_training_as_one_device(
 @pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize(
     ("model", "update"),
-    chosen(
-        itertools.product(("mlp", "convnet"), UPDATES),
-        [("mlp", "sgd"), ("convnet", "adamw")],
-    ),
+    chosen(itertools.product(("mlp", "convnet"), UPDATES), [("mlp", "sgd")]),
 )
-@pytest.mark.parametrize(("strategy", "replicas"), subjects(uneven(same_training())))
+# The sums of mirrored are those of Keras's strategies, and rounded most often.
+@pytest.mark.parametrize(("strategy", "replicas"), subjects([("mirrored", 3)]))
 def test_same_training_in_single_precision(
     strategy: str, replicas: int, model: str, update: str, seeds: range, layout: str
 ) -> None:
@@ -155,7 +160,7 @@ def test_same_training_in_single_precision(
             # Three replicas are refused: see tests/invalid_commands.py.
             *(("hierarchical", replicas) for replicas in (1, 2, 4)),
         ],
-        [("hierarchical", 2), ("hierarchical", 4)],
+        [("hierarchical", 4)],
     ),
 )
 def test_same_training_by_each_reduction(reduction: str, replicas: int) -> None:

@@ -20,8 +20,12 @@ TOLERANCE = 0.05
 _ONLY_EXHAUSTIVE = pytest.mark.exhaustive
 
 IN_ONE_PROCESS = [
-    pytest.param(("--strategy=one_device", "--jit_compile=off"), id="one_device"),
-    pytest.param(("--strategy=mirrored",), id="mirrored"),
+    pytest.param(
+        ("--strategy=one_device", "--jit_compile=off"),
+        id="one_device",
+        marks=_ONLY_EXHAUSTIVE,
+    ),
+    pytest.param(("--strategy=mirrored",), id="mirrored", marks=_ONLY_EXHAUSTIVE),
     pytest.param(("--strategy=model_parallel",), id="model_parallel"),
     pytest.param(
         ("--strategy=one_device", "--jit_compile=on"),
@@ -36,10 +40,15 @@ IN_ONE_PROCESS = [
     ),
 ]
 IN_SEVERAL = [
-    # Three workers, because three numbers can be added in several orders.
+    pytest.param(
+        ("--strategy=multi_worker_mirrored", "--num_workers=2"),
+        id="multi_worker_mirrored",
+    ),
+    # Three numbers can be added in several orders.
     pytest.param(
         ("--strategy=multi_worker_mirrored", "--num_workers=3"),
-        id="multi_worker_mirrored",
+        id="three-workers",
+        marks=_ONLY_EXHAUSTIVE,
     ),
     pytest.param(
         (
@@ -68,6 +77,7 @@ def train(folder: pathlib.Path, flags: tuple[str, ...], phases: bool) -> pathlib
         *flags,
         *("--model=mlp", "--hidden_units=16", "--train_steps=30"),
         *("--summary_every_steps=1", "--steps_per_loop=5"),
+        *("--eval_every_steps=none", "--set=report.histogram_every_steps=none"),
         f"--set=report.step_phases={str(phases).lower()}",
     )
     return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 
 import numpy as np
@@ -12,6 +13,7 @@ from strategies.cluster.spec import Cluster
 from strategies.config import StrategyConfig
 from tests.conformance.harness import in_one_process, small_config
 from tests.conformance.test_same_training import TOLERANCES
+from tests.markers import chosen
 from tests.trainers.inputs.record_factory import write_folder
 from trainers.config.config import Config
 from trainers.loop.builder import assemble, create_strategy
@@ -62,8 +64,13 @@ def of_several_replicas() -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("sharding", ["example", "file"])
-@pytest.mark.parametrize("strategy", of_several_replicas())
+@pytest.mark.parametrize(
+    ("strategy", "sharding"),
+    chosen(
+        itertools.product(of_several_replicas(), ("example", "file")),
+        [("tower", "example"), ("mirrored", "file")],
+    ),
+)
 def test_same_training_as_one_device(
     data: pathlib.Path, strategy: str, sharding: str
 ) -> None:
