@@ -12,6 +12,7 @@ import sys
 import pytest
 
 from tests import processes
+from tests.trainers.experiments.verify import planted_project
 
 PAGE = processes.ROOT / "docs" / "add_a_strategy.md"
 CONFORMANCE = "tests/conformance"
@@ -42,8 +43,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def run_in(folder: pathlib.Path, *command: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", *command]
-    return processes.run_words(words, folder, PYTHONPATH=str(folder))
+    """Runs a module of the project in the folder, or a tool on it."""
+    words = [sys.executable, "-m", planted_project.__name__, *command]
+    return processes.run_words(words, folder)
 
 
 def test_the_files_are_laid_out_and_typed_like_all_others(

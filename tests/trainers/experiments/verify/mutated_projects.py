@@ -64,7 +64,7 @@ def verify(
     """
     words = processes.command("--mode=verify", "--run_dir=verified", *flags)
     if (folder / "trainers").is_dir():
-        words[2] = planted_project.__name__
+        words.insert(2, planted_project.__name__)
     done = processes.run_patiently(words, PATIENCE_SECONDS, folder)
     path = folder / "verified" / "verify.json"
     found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

@@ -1,7 +1,9 @@
-"""Program that runs the project of the current folder, forked from that of the tests.
+"""Program that runs a module of the project in the current folder.
 
-The process keeps TensorFlow and Keras of its template, whose imports take 2 s, and
-imports the modules of the folder in place of the tested ones.
+    python -m tests.trainers.experiments.verify.planted_project MODULE ARGUMENTS
+
+Forked from the template of the tests, the process keeps TensorFlow and Keras, whose
+imports take 2 s, and imports the project of the folder in place of the tested one.
 """
 
 from __future__ import annotations
@@ -13,11 +15,12 @@ PACKAGES = ("strategies", "models", "trainers")
 
 
 def main() -> None:
-    """Runs the program with the arguments of the command line."""
+    """Runs the module with its arguments."""
     for name in [*sys.modules]:
-        if name.partition(".")[0] in PACKAGES:
+        if name.partition(".")[0] in (*PACKAGES, "tests"):
             del sys.modules[name]
-    runpy.run_module("trainers.main", run_name="__main__", alter_sys=True)
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
