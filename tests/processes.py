@@ -28,6 +28,7 @@ from strategies.processes.starter import ProcessStarter, Program, WarmStarter
 from strategies.processes.template_environment import read_at_import
 from trainers.cli import flags, warm_start
 from trainers.cli.tensorflow_setup import variables_of_import
+from trainers.config.config import Config
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -156,11 +157,15 @@ def start_words(
 
 
 def _variables_of_import(argv: Sequence[str]) -> dict[str, str]:
-    """Returns the variables that the program sets before it imports TensorFlow."""
+    """Returns the variables that the program sets before it imports TensorFlow.
+
+    They are the default ones if the command is not the program's, so that it is forked
+    from the same template.
+    """
     try:
         return variables_of_import(flags.parse(argv))
     except (UsageError, flags.HelpRequested):
-        return {}
+        return variables_of_import(Config())
 
 
 @dataclasses.dataclass(frozen=True)
