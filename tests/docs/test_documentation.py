@@ -389,16 +389,22 @@ def shape_of(line: str) -> str:
     return re.sub(r" +", " ", re.sub(r"\d[\d,.]*", "N", line))
 
 
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Returns a run folder as BUILD.md's `make train` for 20 steps leaves it."""
+    folder = tmp_path_factory.mktemp("runs") / "short"
+    processes.train(folder, "--strategy=mirrored", "--train_steps=20")
+    return folder
+
+
 @pytest.mark.slow
-def test_the_fields_of_result_json_are_all_explained(
-    printed: str, workspace: pathlib.Path
-) -> None:
+def test_the_fields_of_result_json_are_all_explained(short: pathlib.Path) -> None:
     explained = [
         field
         for row in table_rows(section("docs/reading_a_run.md", "result.json"))
         for field in spans(row[0])
     ]
-    result = processes.result_of(workspace / "runs" / "short")
+    result = processes.result_of(short)
     assert {field.split(".")[0] for field in explained} == set(result)
     for group in ("final", "throughput"):
         parts = {f.split(".")[1] for f in explained if f.startswith(f"{group}.")}
@@ -411,16 +417,15 @@ def test_the_fields_of_result_json_are_all_explained(
 
 @pytest.mark.slow
 def test_the_fields_of_metrics_and_the_tags_are_all_explained(
-    printed: str, workspace: pathlib.Path
+    short: pathlib.Path,
 ) -> None:
     text = section("docs/reading_a_run.md", "metrics.jsonl and TensorBoard")
     words = set(spans(text))
-    run = workspace / "runs" / "short"
-    fields = {name for row in processes.metrics_of(run) for name in row}
+    fields = {name for row in processes.metrics_of(short) for name in row}
     assert fields - {"step"} <= words
     tags = {tag for row in table_rows(text) for tag in spans(row[1])}
     for split in ("train", "eval"):
-        for tag in read_events(run / "tb" / split).points:
+        for tag in read_events(short / "tb" / split).points:
             known = tag in tags or f"{tag.split('/')[0]}/..." in tags
             assert known or tag.startswith("__"), tag
 
