@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests import processes
+from tests.markers import further
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +45,7 @@ def _content(done: Any, path: pathlib.Path) -> dict[str, Any]:
 
 
 # An epoch has 10 steps and the validation 5.
-@pytest.mark.parametrize("steps_per_execution", [4, 32])
+@pytest.mark.parametrize("steps_per_execution", [4, further(32)])
 def test_executions_of_several_steps_end_with_the_epoch(
     tmp_path: pathlib.Path, steps_per_execution: int
 ) -> None:

@@ -178,6 +178,7 @@ FURTHER = (
     "one replica's examples dropped",
     "clip before the sum",
     "one replica's gradients dropped",
+    "identical dropout masks",
     "another weight under mixed precision",
     "another weight where XLA compiles",
 )

@@ -72,7 +72,7 @@ def test_a_program_trains_as_by_fit(tmp_path: pathlib.Path, program: str) -> Non
             ),
             "different",
         ),
-        (
+        further(
             "generative_adversarial_network",
             Fault(
                 file="strategies/inner_loop/updates_in_turn.py",
@@ -224,11 +224,25 @@ def test_a_small_loss_after_large_ones_has_all_its_digits(
     assert max(losses) > 1e16 * min(losses)
 
 
+_TWO_FITS = """
+import keras, numpy as np
+
+rows = np.random.default_rng(0).random((16, 3))
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+for rate in (0.1, 0.01):
+    model.compile(keras.optimizers.SGD(rate), "mse", jit_compile=False)
+    model.fit(rows, rows[:, 0], batch_size=8, validation_data=(rows, rows[:, 0]))
+"""
+
+
+@pytest.mark.exhaustive
 def test_a_comparison_begins_with_fit(tmp_path: pathlib.Path) -> None:
     """The second `fit` of the program begins with weights that are not equal."""
+    program = tmp_path / "two_fits.py"
+    program.write_text(_TWO_FITS)
     done = processes.run(
         *("--mode=compare", "--strategies=mirrored", "--seeds=1", "--train_steps=6"),
-        f"--script={path_of('transfer_learning')}",
+        f"--script={program}",
         f"--run_dir={tmp_path / 'compared'}",
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -60,6 +60,7 @@ def test_what_the_last_bit_changes_as_much_is_equivalent(
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_fault_in_such_a_training_is_found(tmp_path: pathlib.Path) -> None:
     plant(
         tmp_path,
