@@ -8,6 +8,7 @@ import pathlib
 import pytest
 
 from strategies.common.errors import UsageError
+from tests.markers import further
 from tests.processes import run
 from trainers.cli import flags
 from trainers.main import main
@@ -109,7 +110,7 @@ def test_it_is_said_if_the_model_was_compiled_with_another_optimizer(
     ) in done.stderr
 
 
-@pytest.mark.parametrize("strategy", ["one_device", "multi_worker_mirrored"])
+@pytest.mark.parametrize("strategy", [further("one_device"), "multi_worker_mirrored"])
 def test_a_factory_is_found_in_a_file(tmp_path: pathlib.Path, strategy: str) -> None:
     """Its name may be that of a package of this project, and it imports a neighbour."""
     folder = tmp_path / "my models"

@@ -27,7 +27,7 @@ FACTORIES = (
     "once",
 )
 # In `make test` under a strategy.
-SHOWN = ("built_layer", "variable", "whole", "not_called")
+SHOWN = ("whole", "not_called")
 LAYOUT = Layout(num_examples=48, global_batch_size=12)
 
 
@@ -89,7 +89,9 @@ def test_the_seed_of_the_run_decides_what_a_module_makes(
     assert first["initial_weights_sha256"] == again["initial_weights_sha256"]
 
 
-@pytest.mark.parametrize("name", ["whole", "built_layer", "layer_of_a_subclass"])
+@pytest.mark.parametrize(
+    "name", ["whole", further("built_layer"), "layer_of_a_subclass"]
+)
 def test_an_export_has_what_was_trained(name: str, tmp_path: pathlib.Path) -> None:
     """It is a separate model, although its layers belong to the run's model."""
     done = run(
@@ -109,10 +111,21 @@ def test_an_export_has_what_was_trained(name: str, tmp_path: pathlib.Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.cluster
-def test_they_are_trained_by_several_processes(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize(
+    "strategies",
+    [
+        ("--strategies=parameter_server", "--update=sync"),
+        further(("--strategies=multi_worker_mirrored,parameter_server",)),
+    ],
+    ids=["servers", "all"],
+)
+def test_they_are_trained_by_several_processes(
+    strategies: tuple[str, ...], tmp_path: pathlib.Path
+) -> None:
     done = run(
         *("--mode=verify", "--train_steps=5", "--global_batch_size=12"),
-        "--strategies=multi_worker_mirrored,parameter_server",
+        *strategies,
+        "--jit_compile=off",
         *("--model=tests.trainers.user_code.outside:backbone", "--dtype=float64"),
         # Without it the masks of its dropout depend on the number of replicas.
         *(
