@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests import processes
+from tests.markers import further
 from tests.processes import result_of
 
 NAME = "keras_strategies"
@@ -80,13 +81,16 @@ def installed(
 ) -> pathlib.Path:
     """Makes an environment with the wheel; returns the folder of its programs."""
     folder = tmp_path_factory.mktemp("environment")
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    # pip takes seconds to be installed, and installs into other environments.
+    venv = [sys.executable, "-m", "venv", "--without-pip", str(folder)]
+    subprocess.run(venv, check=True)
     programs = folder / "bin"
     # The environment uses the dependencies that are installed for the tests.
     (packages,) = folder.glob("lib/python*/site-packages")
     (packages / "tests.pth").write_text(sysconfig.get_path("purelib"))
+    pip = [sys.executable, "-m", "pip", f"--python={programs / 'python'}"]
     install = ["install", "--quiet", "--no-deps", "--no-index", str(wheel)]
-    subprocess.run([str(programs / "pip"), *install], check=True)
+    subprocess.run([*pip, *install], check=True)
     return programs
 
 
@@ -141,15 +145,20 @@ def test_packages_of_the_user_keep_their_names(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "mode",
+    [(), further(("--mode=verify", "--strategies=tower", "--update=sync"))],
+    ids=["train", "verify"],
+)
 def test_examples_are_found_from_an_empty_folder(
-    installed: pathlib.Path, tmp_path: pathlib.Path
+    mode: tuple[str, ...], installed: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     example = "examples.text_classifier"
     done = run_installed(
         [
             installed / "keras-strategies",
             *(f"--model={example}:model", f"--dataset={example}:reviews"),
-            *("--mode=verify", "--strategies=tower", "--train_steps=3"),
+            *(*mode, "--train_steps=3", "--jit_compile=off"),
         ],
         tmp_path,
     )
