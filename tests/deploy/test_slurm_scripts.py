@@ -30,7 +30,7 @@ SCRIPTS = {
 # Ids of jobs, which determine ports. They begin at the process id, so that other runs
 # of this file have other ports.
 JOBS = itertools.count(os.getpid())
-TRAINING = ("--model=mlp", "--hidden_units=8")
+TRAINING = ("--model=mlp", "--hidden_units=8", "--eval_every_steps=none")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +148,7 @@ SLOW = ("--checkpoint_every_steps=20", "--set=length.step_delay_milliseconds=50"
     ("script", "fault"),
     [
         # Slurm sends this signal a minute before the time is up, to the script alone.
-        ("multi_worker", "SIGTERM to the script"),
+        further("multi_worker", "SIGTERM to the script"),
         further("parameter_server", "SIGTERM to the script"),
         further("multi_worker", "SIGKILL to the last task"),
         further("parameter_server", "SIGKILL to the first task"),
@@ -277,3 +277,6 @@ def test_sbatch_is_asked_for_what_the_scripts_rely_on() -> None:
         assert int(asked["signal"].partition("@")[2]) >= 30
         # Otherwise a job that is queued again would erase its earlier output.
         assert asked["open-mode"] == "append"
+        # So that it goes on where it was.
+        text = (FOLDER / f"{script}.sbatch").read_text(encoding="utf-8")
+        assert "--resume=auto" in text
