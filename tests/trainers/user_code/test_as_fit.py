@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -137,13 +137,13 @@ def _outcome(compute: Callable[[], Any]) -> Any:
 
 
 def _cases(
-    kinds: list[type], shapes: list[str]
+    kinds: list[type], shape: str, labels: Sequence[str]
 ) -> Iterator[tuple[str, Any, Any, type]]:
+    predictions = tf.constant(PREDICTIONS[shape])
     for kind in kinds:
-        for shape in shapes:
-            for name, labels in LABELS.items():
-                case = f"{kind.__name__}, labels {name}, predictions {shape}"
-                yield case, tf.constant(labels), tf.constant(PREDICTIONS[shape]), kind
+        for name in labels:
+            case = f"{kind.__name__}, labels {name}, predictions {shape}"
+            yield case, tf.constant(LABELS[name]), predictions, kind
 
 
 def _fault(labels: Any, predictions: Any, settings: dict[str, Any]) -> str | None:
@@ -175,19 +175,25 @@ def _close(found: Any, expected: Any) -> bool:
 
 
 def _faults(
-    kinds: list[type], shape: str, settings_of: Callable[[Any], dict[str, Any]]
+    kinds: list[type],
+    shape: str,
+    names: Sequence[str],
+    settings_of: Callable[[Any], dict[str, Any]],
 ) -> list[str]:
     found = []
-    for case, labels, predictions, kind in _cases(kinds, [shape]):
+    for case, labels, predictions, kind in _cases(kinds, shape, names):
         fault = _fault(labels, predictions, settings_of(_made(kind)))
         if fault is not None:
             found.append(f"{case}: {fault}")
     return found
 
 
+# Labels that a loss may take for those of one column.
+OF_ONE_COLUMN = ("[n] float", "[n] int", "[n, 1] float", "[n, 1] int")
 SHAPES = [
-    "[n, 1]",
-    *map(further, ("[n]", "[n, k]", "[n, t, 1]", "[n, t, k]")),
+    ("[n, 1]", OF_ONE_COLUMN),
+    further("[n, 1]", [name for name in LABELS if name not in OF_ONE_COLUMN]),
+    *(further(shape, [*LABELS]) for shape in PREDICTIONS if shape != "[n, 1]"),
 ]
 
 
@@ -199,18 +205,18 @@ one_column = pytest.mark.filterwarnings(
 
 @one_column
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", SHAPES)
-def test_losses(shape: str) -> None:
+@pytest.mark.parametrize(("shape", "labels"), SHAPES)
+def test_losses(shape: str, labels: Sequence[str]) -> None:
     assert len(LOSSES) >= 21
-    assert _faults(LOSSES, shape, lambda loss: {"loss": loss}) == []
+    assert _faults(LOSSES, shape, labels, lambda loss: {"loss": loss}) == []
 
 
 @one_column
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", SHAPES)
-def test_metrics(shape: str) -> None:
+@pytest.mark.parametrize(("shape", "labels"), SHAPES)
+def test_metrics(shape: str, labels: Sequence[str]) -> None:
     assert len(METRICS) >= 21
     faults = _faults(
-        METRICS, shape, lambda metric: {"loss": _nothing, "metrics": [metric]}
+        METRICS, shape, labels, lambda metric: {"loss": _nothing, "metrics": [metric]}
     )
     assert faults == []
