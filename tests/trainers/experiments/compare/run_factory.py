@@ -39,6 +39,7 @@ def make_run(
     status: str = "completed",
     initial_weights_sha256: str = SHA,
     first_examples_sha256: str | None = None,
+    communication: dict[str, Any] | None = None,
     measured: dict[str, Any] | None = None,
     **settings: Any,
 ) -> pathlib.Path:
@@ -51,6 +52,7 @@ def make_run(
     result = {
         "schema_version": 1,
         "status": status,
+        "steps": config.length.train_steps,
         "strategy": config.strategy.strategy,
         "traits": {"max_replicas": traits.max_replicas},
         "num_replicas": traits.max_replicas or 2,
@@ -70,7 +72,7 @@ def make_run(
         },
         "seconds": {**seconds, "eval": 0.1, "checkpoint": 0.1, "summary": 0.1},
         "peak_memory_mib": {"chief-0": 700.0},
-        "communication": None,
+        "communication": communication,
         "staleness": None,
         "initial_weights_sha256": initial_weights_sha256,
         "first_examples_sha256": first_examples_sha256,
@@ -119,6 +121,26 @@ def figures_of(config: Config) -> dict[str, Any]:
     }
 
 
+def made_of(config: Config, **figures: Any) -> Measured:
+    """Writes the folder of a run as its process does; returns what was measured.
+
+    Args:
+      config: Configuration of the run.
+      figures: Arguments of `make_run`.
+    """
+    path = make_run(pathlib.Path(config.run.run_dir or ""), **figures)
+    (path / "config.json").write_text(json.dumps(config.to_file()))
+    measured = Measured(
+        exit_code=0,
+        wall_seconds=1.0,
+        peak_memory_mib=700.0,
+        loopback_mib=None,
+        other_busy_cores=0.0,
+    )
+    measured.write(path)
+    return measured
+
+
 @contextlib.contextmanager
 def made_runs(
     folder: pathlib.Path, begins: Callable[[], None] = lambda: None
@@ -136,17 +158,7 @@ def made_runs(
         begins()
         if signals.requested:
             raise StopRequested(signals.exit_code)
-        path = make_run(pathlib.Path(config.run.run_dir or ""), **figures_of(config))
-        (path / "config.json").write_text(json.dumps(config.to_file()))
-        measured = Measured(
-            exit_code=0,
-            wall_seconds=1.0,
-            peak_memory_mib=700.0,
-            loopback_mib=None,
-            other_busy_cores=0.0,
-        )
-        measured.write(path)
-        return measured
+        return made_of(config, **figures_of(config))
 
     def compare(*words: str) -> subprocess.CompletedProcess[str]:
         stdout, stderr = io.StringIO(), io.StringIO()

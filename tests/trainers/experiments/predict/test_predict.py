@@ -2,45 +2,107 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import math
 import pathlib
 import shutil
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Callable, Sequence
 
 import jsonschema
 import pytest
 
 from strategies.common.console import Console
+from strategies.processes.starter import ProcessStarter
 from tests import processes
 from tests.cluster.test_confinement import WITHOUT_NAMESPACES, possible
 from tests.cluster.test_emulated_bandwidth import TOOLS, needs_networks
 from tests.keras_corpus import path_of
 from tests.markers import further
-from trainers.cli import flags
+from tests.trainers.experiments.compare.run_factory import made_of
+from trainers.cli import app, flags
+from trainers.config.config import Config
+from trainers.experiments import runner
 from trainers.experiments.experiment_dir import ExperimentDir
+from trainers.experiments.measurement import Measured
 from trainers.experiments.predict.experiments import arms_of, of_an_arm
 from trainers.experiments.predict.fitting import executed_with_links, measured
 from trainers.experiments.predict.links import BANDWIDTHS_MBIT
 from trainers.experiments.runner import Execution
 from trainers.fault_tolerance.preemption import PreemptionSignals
+from trainers.modes import predict as mode
 
 SCHEMA = json.loads((processes.ROOT / "docs/predict.schema.json").read_text("utf-8"))
 SMALL = ("--model=mlp", "--hidden_units=8", "--train_steps=20", "--jit_compile=off")
+# 64 inputs, 8 hidden units, 10 classes, in four bytes each.
+OWN_BYTES = 4 * (64 * 8 + 8 + 8 * 10 + 10)
+
+
+def with_made_runs(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Predicts in this process, from runs made by hand.
+
+    A step takes 1 ms, 0.5 ms for each replica, 10 us for each example and the time of
+    its gradient, at 1 Gbit/s over loopback.
+    """
+
+    def measure_run(config: Config, *_: object) -> Measured:
+        strategy, batch = config.strategy, config.length.global_batch_size
+        replicas = strategy.num_workers or strategy.num_replicas or 1
+        gradient = OWN_BYTES + (2**20 if config.model.ballast else 0)
+        sent = gradient * 2 * (replicas - 1) / replicas
+        milliseconds = 1 + 0.5 * replicas + 0.01 * batch / replicas
+        milliseconds += sent * 8e-6
+        milliseconds += sent * 8e-3 / (strategy.emulated_bandwidth_mbit or math.inf)
+        return made_of(
+            config,
+            seed=0,
+            speed=64e3 / milliseconds,
+            strategy=strategy.strategy,
+            train_steps=config.length.train_steps,
+            communication={"bytes_per_step_per_replica": sent} if sent else None,
+        )
+
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(stdout),
+        contextlib.redirect_stderr(stderr),
+    ):
+        patch.setattr(mode, "starter_of", lambda _: ProcessStarter())
+        patch.setattr(runner, "measure_run", measure_run)
+        code = app.run(words[2:])
+    return subprocess.CompletedProcess(
+        words, code, stdout.getvalue(), stderr.getvalue()
+    )
+
+
+def with_real_runs(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return processes.run_patiently(words, processes.PREDICT_PATIENCE_SECONDS)
+
+
+Predict = Callable[[Sequence[str]], subprocess.CompletedProcess[str]]
 
 
 @pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize(
-    ("begin", "strategy", "kind"),
+    ("predict", "begin", "strategy", "kind"),
     [
-        further((), "multi_worker_mirrored", "ring"),
-        ((), "mirrored", "reduce_to_one"),
-        further(WITHOUT_NAMESPACES, "multi_worker_mirrored", "ring"),
+        (with_made_runs, (), "multi_worker_mirrored", "ring"),
+        further(with_real_runs, (), "multi_worker_mirrored", "ring"),
+        further(with_real_runs, (), "mirrored", "reduce_to_one"),
+        further(with_real_runs, WITHOUT_NAMESPACES, "multi_worker_mirrored", "ring"),
     ],
-    ids=["links", "one process", "no links"],
+    ids=["made", "links", "one process", "no links"],
 )
 def test_short_runs_here_predict_a_larger_cluster(
-    begin: Sequence[str], strategy: str, kind: str, tmp_path: pathlib.Path
+    predict: Predict,
+    begin: Sequence[str],
+    strategy: str,
+    kind: str,
+    tmp_path: pathlib.Path,
 ) -> None:
     can_have_networks = possible(()) and None not in map(shutil.which, TOOLS)
     has_links = kind == "ring" and not begin and can_have_networks
@@ -54,8 +116,7 @@ def test_short_runs_here_predict_a_larger_cluster(
         f"--run_dir={folder}",
         *SMALL,
     )
-    words = [*begin, *words]
-    done = processes.run_patiently(words, processes.PREDICT_PATIENCE_SECONDS)
+    done = predict([*begin, *words])
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((folder / "predict.json").read_text("utf-8"))
     jsonschema.validate(found, SCHEMA)
@@ -70,9 +131,8 @@ def test_short_runs_here_predict_a_larger_cluster(
     assert "512 replicas: none: predictions are shown to hold up to 8" in done.stdout
     (fitted,) = found["strategies"]
     assert fitted["exchange"]["kind"] == kind
-    # 64 inputs, 8 hidden units, 10 classes, in four bytes each.
     own = fitted["exchange"]["gradient_bytes"]
-    assert own == 4 * (64 * 8 + 8 + 8 * 10 + 10)
+    assert own == OWN_BYTES
     here = [m for m in fitted["measured"] if m["bandwidth_mbit"] is None]
     counts, sizes = ([m[key] for m in here] for key in ("num_replicas", "size"))
     assert counts == [2, 2, 2, 2, 3, 4, 4, 4, 4]
