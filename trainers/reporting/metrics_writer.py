@@ -66,7 +66,9 @@ class MetricsWriter:
 
     def restore(self) -> None:
         """Restores the last values of a resumed run from metrics.jsonl."""
-        rows = self._folder.metrics.rows()
+        # Rows of earlier calls of a program's `fit` are of other trainings.
+        first = self._parts.order.first_step
+        rows = [row for row in self._folder.metrics.rows() if row["step"] > first]
         self.final = last_values(rows)
         self._least_eval_loss = math.inf
         for row in rows:

@@ -6,6 +6,8 @@ import pathlib
 import subprocess
 import textwrap
 
+import keras
+import numpy as np
 import pytest
 
 from tests import processes
@@ -39,6 +41,10 @@ class Once(keras.callbacks.Callback):
 
 def kill():
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stop():
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def fail():
@@ -112,3 +118,24 @@ def test_a_fit_whose_end_failed_is_ended_again(tmp_path: pathlib.Path) -> None:
     assert _said(resumed) == ["said saved"]
     result = processes.result_of(tmp_path / "run")
     assert (result["status"], result["steps"]) == ("completed", 6)
+
+
+def test_the_best_of_a_resumed_fit_is_not_that_of_the_fit_before(
+    tmp_path: pathlib.Path,
+) -> None:
+    text = """
+    model.compile("sgd", "mse")
+    easy, hard = (0 * x, 0 * y), (9 * x, 9 * y)
+    model.fit(x, y, epochs=1, batch_size=16, validation_data=easy)
+    fit = {"epochs": 3, "batch_size": 16, "validation_data": hard}
+    model.fit(x, y, callbacks=[Once("on_epoch_end", stop)], **fit)
+    """
+    assert _run(tmp_path, text, *_ONE, "--export=keras").returncode == 143
+    resumed = _run(tmp_path, text, *_ONE, "--export=keras", "--resume=auto")
+    assert resumed.returncode == 0, resumed.stderr
+    best, last = (
+        keras.saving.load_model(tmp_path / "run/export" / name).get_weights()
+        for name in ("best.keras", "last.keras")
+    )
+    # Its loss fell until its end, and was never as low as that of the easy examples.
+    np.testing.assert_array_equal(best[0], last[0])
