@@ -18,12 +18,7 @@ _REMEDY = "give a JSON file of settings by group, such as a run's config.json"
 def config_from_file(
     path: str, *, name: str | None = None, remedy: str = _REMEDY
 ) -> Config:
-    """Reads a complete configuration from a file.
-
-    Args:
-      path: Path of the file.
-      name: Name of the file in error messages. Default: --config=`path`.
-      remedy: Advice in the error message for an unusable file.
+    """Reads a complete configuration from a file; see `settings_from_file`.
 
     Raises:
       UsageError: The file cannot be read, or its settings are not accepted.
