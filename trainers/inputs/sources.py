@@ -6,9 +6,10 @@ run: a run can start at any step, on any number of replicas.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -61,13 +62,27 @@ class NoExamples:
         raise ValueError("there are no examples")
 
 
-@runtime_checkable
-class StreamedSource(Protocol):
-    """Examples that are read one after the other; see also `Source`."""
+class StreamedSource(abc.ABC):
+    """Examples that are read one after the other; subclasses satisfy `Source`."""
 
+    # Their size may change, and `batches` reads steps together.
+    example_bytes = None
+
+    @property
+    @abc.abstractmethod
+    def num_examples(self) -> int: ...
+
+    def tensors(self) -> NoReturn:
+        raise TypeError("a stream is kept nowhere: see `batches`")
+
+    def read(self, tensors: Any, indices: tf.Tensor) -> NoReturn:
+        raise TypeError("a stream cannot be read by index: see `batches`")
+
+    @abc.abstractmethod
     def few(self, count: int) -> tuple[Any, Any]:
         """Returns features and labels of the first examples."""
 
+    @abc.abstractmethod
     def batches(self, order: Order, first_step: int, last_step: int) -> GlobalBatches:
         """Returns the batches of a range of steps.
 

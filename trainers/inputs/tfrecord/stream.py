@@ -16,13 +16,14 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import tensorflow as tf
 
 from strategies.common import hashing
 from trainers.inputs.shuffling import Order
+from trainers.inputs.sources import StreamedSource
 from trainers.inputs.tfrecord.reader import FileSize
 from trainers.inputs.tfrecord.schema import RecordSchema
 from trainers.inputs.tfrecord.stream_batches import StreamBatches
@@ -82,10 +83,8 @@ def _default_shuffle_buffer(sizes: Sequence[FileSize]) -> int:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class RecordStream:
+class RecordStream(StreamedSource):
     """Examples of TFRecord files, read one after the other.
-
-    It satisfies the part of `Source` that a stream can: the number of examples.
 
     Attributes:
       files: All files.
@@ -101,30 +100,15 @@ class RecordStream:
     num_classes: int
     by_file: bool
     shuffle_buffer_examples: int
-    # Steps are read together by `batches`.
-    example_bytes = None
 
     @property
     def num_examples(self) -> int:
         return sum(file.size.num_records for file in self.files)
 
-    def tensors(self) -> NoReturn:
-        raise TypeError("a stream is kept nowhere: see `batches`")
-
-    def read(self, tensors: Any, indices: tf.Tensor) -> NoReturn:
-        raise TypeError("a stream cannot be read by index: see `batches`")
-
     def few(self, count: int) -> NoReturn:
         raise TypeError("examples are taken from those to evaluate on")
 
     def batches(self, order: Order, first_step: int, last_step: int) -> StreamBatches:
-        """Returns the batches of a range of steps.
-
-        Args:
-          order: Order that assigns steps to epochs; its permutation is not used.
-          first_step: First step, counted over epochs.
-          last_step: Step after the last one, counted over epochs.
-        """
         return StreamBatches(
             stream=self, order=order, first_step=first_step, last_step=last_step
         )

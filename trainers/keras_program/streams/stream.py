@@ -13,6 +13,7 @@ from strategies.common.types import Batch
 from strategies.inner_loop.input import no_steps
 from strategies.inner_loop.sharding import take_shard
 from trainers.inputs.shuffling import Order
+from trainers.inputs.sources import StreamedSource
 from trainers.keras_program.streams.passes import OnePass
 from trainers.keras_program.streams.windows import (
     Window,
@@ -28,10 +29,8 @@ _unconverted = tf.autograph.experimental.do_not_convert
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ProgramStream:
+class ProgramStream(StreamedSource):
     """Batches in the program's own order, never all held in memory.
-
-    Satisfies `StreamedSource`.
 
     Attributes:
       one_pass: Function to the batches of a pass over the data: tuples of features,
@@ -49,36 +48,16 @@ class ProgramStream:
     full_batch: Any
     batch_size: int
     num_batches: int
-    # Not a field: the size of an example may change.
-    example_bytes = None
 
     @property
     def num_examples(self) -> int:
         return self.batch_size * self.num_batches
 
-    def tensors(self) -> NoReturn:
-        raise TypeError("a stream is kept nowhere: see `batches`")
-
-    def read(self, tensors: Any, indices: tf.Tensor) -> NoReturn:
-        raise TypeError("a stream cannot be read by index: see `batches`")
-
     def few(self, count: int) -> tuple[Any, Any]:
-        """Returns features and labels of the first examples.
-
-        Args:
-          count: Number of examples.
-        """
         parts = parts_of(self.full_batch)
         return tf.nest.map_structure(lambda rows: rows[:count], parts)
 
     def batches(self, order: Order, first_step: int, last_step: int) -> StreamBatches:
-        """Returns the batches of a range of steps.
-
-        Args:
-          order: Order that assigns steps to epochs.
-          first_step: First step, counted over epochs.
-          last_step: Step after the last one.
-        """
         return StreamBatches(
             stream=self, order=order, first_step=first_step, last_step=last_step
         )
