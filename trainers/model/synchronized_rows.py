@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import tensorflow as tf
 
 from strategies.common.private_apis.models import synchronized_moments_of
 from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs
+from strategies.inner_loop.updates_in_turn import UpdatesInTurn
 from trainers.model.random_numbers.per_thread import PerThread
 
 
@@ -18,6 +21,11 @@ def without_empty_shards(step: ReplicaFunction) -> ReplicaFunction:
     Args:
       step: Step of one replica.
     """
+    if isinstance(step, UpdatesInTurn):
+        compute = step.compute
+        return dataclasses.replace(
+            step, compute=lambda *given: without_empty_shards(compute(*given))
+        )
     num_rows: PerThread[tf.Tensor] = PerThread(lambda: synchronized_moments_of(counted))
 
     def counted(values: tf.Tensor) -> tf.Tensor:
