@@ -75,7 +75,7 @@ def _peak_mib(folder: pathlib.Path, num_batches: int, *flags: str) -> float:
 def test_ten_times_the_data_need_no_more_memory(
     tmp_path: pathlib.Path, flags: tuple[str, ...], limit_mib: int
 ) -> None:
-    """Of ten times the limit of data, less than a tenth may be in memory."""
+    """Data of ten times the limit, of which less than a tenth may be in memory."""
     few = _peak_mib(tmp_path, limit_mib, *flags)
     many = _peak_mib(tmp_path, 10 * limit_mib, *flags)
     # Of 2,000 MiB, 9 to 48 more were seen in the largest process.

@@ -27,11 +27,6 @@ for widths in ((4,), (7, 4)):
 """
 
 
-def test_tables_of_one_program_have_different_widths(tmp_path: pathlib.Path) -> None:
-    """TensorFlow refused the second width of a table at one place of a model."""
-    assert_same(under(tmp_path, _TABLES, *_WORKERS), by_fit(tmp_path, _TABLES))
-
-
 _STATE = """
 import keras
 import numpy as np
@@ -64,12 +59,20 @@ model.fit(x, y, batch_size=16, epochs=2)
 """
 
 
-def test_layer_state_has_its_own_type(tmp_path: pathlib.Path) -> None:
-    """Gradients in float32 once decided the type of state in float64.
+def test_tables_and_layer_state_have_their_own_widths_and_types(
+    tmp_path: pathlib.Path,
+) -> None:
+    """A program with both is started once.
 
-    Of integers, collectives take two types alone.
+    TensorFlow refused the second width of a table at one place of a model. Gradients in
+    float32 once decided the type of state in float64, and of integers collectives take
+    two types alone.
     """
-    assert_same(under(tmp_path, _STATE, *_WORKERS), by_fit(tmp_path, _STATE), 1e-12)
+    text = _TABLES + _STATE
+    *found, state = under(tmp_path, text, *_WORKERS)
+    *plain, expected = by_fit(tmp_path, text)
+    assert_same(found, plain)
+    assert_same([state], [expected], 1e-12)
 
 
 _UNUSED = """

@@ -105,7 +105,9 @@ def test_a_table_of_embeddings_is_read_with_its_layer(tmp_path: pathlib.Path) ->
         "--dataset=clicks",
         "--set=data.num_categories=20",
     )
-    train(folder, "--strategy=one_device", *clicks, *EXPORT)
+    # The best one is exported after each evaluation.
+    once = "--eval_every_steps=none"
+    train(folder, "--strategy=one_device", *clicks, *EXPORT, once)
     model = keras.saving.load_model(
         folder / "export" / "last.keras",
         custom_objects={"ShardedEmbedding": ShardedEmbedding},
