@@ -20,7 +20,7 @@ from strategies.common.errors import StopRequested
 from strategies.processes.starter import ProcessStarter
 from trainers.cli import app
 from trainers.config.config import Config
-from trainers.experiments.compare import execution
+from trainers.experiments.compare import execution, report
 from trainers.experiments.measurement import Measured
 from trainers.experiments.tune import search
 from trainers.fault_tolerance.preemption import PreemptionSignals
@@ -174,6 +174,8 @@ def made_runs(
         patch.chdir(folder)
         # Without a template, from which no process would be forked.
         patch.setattr(mode, "starter_of", lambda _: ProcessStarter())
+        # They take most of the time; test_existing_runs.py draws runs like these.
+        patch.setattr(report, "charts_of", lambda *_: [])
         for module in (execution, search):
             patch.setattr(module, "measure_run", measure_run)
         yield compare

@@ -13,6 +13,7 @@ import pytest
 
 from tests.processes import ROOT, contents, run_words
 from tests.trainers.experiments.compare.run_factory import make_arm, make_run
+from trainers.experiments.compare import report
 from trainers.experiments.run_record import read_run
 from trainers.main import main
 
@@ -26,9 +27,21 @@ def scaled(factor: float, *noise: float) -> list[float]:
     ]
 
 
-def compare(folder: pathlib.Path, *arms: str, flags: tuple[str, ...] = ()) -> int:
+def compare(
+    folder: pathlib.Path,
+    *arms: str,
+    flags: tuple[str, ...] = (),
+    has_charts: bool = False,
+) -> int:
+    """Compares runs into a folder `out`, without charts, which take most of the time.
+
+    A test has charts where their data are not those of all others.
+    """
     out = f"--run_dir={folder / 'out'}"
-    return main(["main", "--mode=compare", f"--runs={','.join(arms)}", out, *flags])
+    with pytest.MonkeyPatch.context() as patch:
+        if not has_charts:
+            patch.setattr(report, "charts_of", lambda *_: [])
+        return main(["main", "--mode=compare", f"--runs={','.join(arms)}", out, *flags])
 
 
 def concluded(folder: pathlib.Path) -> dict[str, Any]:
@@ -56,7 +69,7 @@ def test_a_faster_arm_is_said_to_be_faster_and_by_how_much(
     fast = make_arm(
         tmp_path / "fast", scaled(1.8, 0.02, -0.02, 0.03, -0.03, 0.0), strategy="tower"
     )
-    assert compare(tmp_path, slow, fast) == 0
+    assert compare(tmp_path, slow, fast, has_charts=True) == 0
     assert verdict_of(tmp_path) == "faster by 1.80x (1.74 to 1.86)"
     printed = capsys.readouterr().out
     assert "verdict   fast: faster by 1.80x (1.74 to 1.86); the same" in printed
@@ -156,7 +169,7 @@ def test_accuracy_is_lost_equivalent_or_undecided(
 def test_too_few_seeds_are_said_and_conclude_nothing(tmp_path: pathlib.Path) -> None:
     one = make_arm(tmp_path / "one", SPEEDS[:2])
     two = make_arm(tmp_path / "two", (2000, 2200), strategy="tower")
-    assert compare(tmp_path, one, two) == 0
+    assert compare(tmp_path, one, two, has_charts=True) == 0
     assert verdict_of(tmp_path).startswith("too few seeds to conclude: 2 in common")
     assert any("Too few seeds" in remark for remark in concluded(tmp_path)["remarks"])
 
@@ -226,7 +239,7 @@ def test_an_arm_that_failed_is_reported_beside_the_others(
     one = make_arm(tmp_path / "one", SPEEDS)
     two = make_arm(tmp_path / "two", scaled(2.0), strategy="tower")
     wild = make_arm(tmp_path / "wild", SPEEDS, status="diverged", learning_rate=9.0)
-    assert compare(tmp_path, one, two, wild) == 3
+    assert compare(tmp_path, one, two, wild, has_charts=True) == 3
     conclusion = concluded(tmp_path)
     assert [arm["num_completed"] for arm in conclusion["arms"]] == [5, 5, 0]
     words = [
@@ -262,7 +275,7 @@ def test_a_damaged_run_costs_no_more_than_itself(
         path.unlink()
     else:
         path.write_bytes(content)
-    assert compare(tmp_path, one, two) == 0
+    assert compare(tmp_path, one, two, has_charts=True) == 0
     conclusion = concluded(tmp_path)
     lost = name == "result.json"
     assert conclusion["arms"][1]["num_completed"] == 5 - lost
@@ -354,7 +367,7 @@ def test_a_model_without_accuracy_has_no_verdict_on_it(
         result["final"]["eval_accuracy"] = None
         path.write_text(json.dumps(result), "utf-8")
         (path.parent / "metrics.jsonl").write_text("")
-    assert compare(tmp_path, *arms) == 0
+    assert compare(tmp_path, *arms, has_charts=True) == 0
     printed = capsys.readouterr().out
     assert re.findall("^verdict .*", printed, re.M) == [
         "verdict   two: faster by 1.8000x (1.8000 to 1.8000)"
