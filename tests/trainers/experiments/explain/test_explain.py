@@ -13,7 +13,6 @@ import jsonschema
 import pytest
 
 from tests import processes
-from tests.keras_corpus import path_of
 from tests.trainers.experiments.explain.planted import HEALTHY, PLANTS, Plant
 from trainers.cli.flags import parse
 from trainers.experiments.explain.causes import LIMITS
@@ -99,19 +98,32 @@ def test_a_healthy_run_has_no_cause(
     assert causes_of(folder, content) == []
 
 
+_TWO_FITS = """
+import keras, numpy as np
+
+rows = np.random.default_rng(0).random((64, 3))
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+for rate in (0.1, 0.01):
+    model.compile(keras.optimizers.SGD(rate), "mse")
+    model.fit(rows, rows[:, 0], batch_size=32, epochs=50)
+"""
+
+
 @pytest.mark.slow
 def test_a_program_is_explained_by_its_last_fit(tmp_path: pathlib.Path) -> None:
+    program = tmp_path / "two_fits.py"
+    program.write_text(_TWO_FITS)
     folder = tmp_path / "explained"
-    flags = (f"--script={path_of('transfer_learning')}", "--strategy=mirrored")
+    flags = (f"--script={program}", "--strategy=mirrored")
     content, done = explained(folder, Plant("", flags))
     assert (content["model"], content["dataset"]) == (
-        "transfer_learning.py",
+        "two_fits.py",
         "of the program",
     )
     # Of the program's own batches, not the default of --global_batch_size.
     assert content["global_batch_size"] == 32
     assert "calls fit several times" in done.stdout
-    assert "explain   mirrored, transfer_learning.py" in done.stdout
+    assert "explain   mirrored, two_fits.py" in done.stdout
 
 
 @pytest.mark.slow
