@@ -35,7 +35,7 @@ def compare(
 ) -> int:
     """Compares runs into a folder `out`, without charts, which take most of the time.
 
-    A test has charts where their data are not those of all others.
+    A test has charts where the runs are unlike all others.
     """
     out = f"--run_dir={folder / 'out'}"
     with pytest.MonkeyPatch.context() as patch:
