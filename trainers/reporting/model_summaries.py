@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from strategies.common.private_apis.models import flat_layers
 from trainers.inputs.sources import Data, first_examples
 from trainers.model.histograms import histogram
 
@@ -23,6 +24,12 @@ class Inspection:
         self._model = model
         # Read once: every summary shows the same examples.
         self._features, _ = first_examples(data.to_look_at, _NUM_SAMPLES)
+        compute = functools.partial(_activations, model)
+        # Some layers of a user's own work in a graph alone, such as one that hands its
+        # weight to a function with `tf.custom_gradient`.
+        if not all(type(x).__module__.startswith("keras.") for x in flat_layers(model)):
+            compute = tf.function(compute, autograph=False)
+        self._activations: Callable[[Any], dict[str, tf.Tensor]] = compute
 
     def histograms(self) -> dict[str, np.ndarray]:
         """Returns bucket rows of every weight and of every layer's activations, by tag.
@@ -30,7 +37,7 @@ class Inspection:
         Activations require a functional or sequential model. A subclassed model has no
         accessible intermediate outputs, so only its weights are included.
         """
-        # Without a graph of their own, which TensorFlow took 0.35 s to optimize for a
+        # Without a graph where possible, which TensorFlow took 0.35 s to optimize for a
         # small convnet. All together take 0.09 s the first time, and 0.02 s later.
         rows = {}
         for weight in self._model.trainable_variables:
@@ -40,7 +47,7 @@ class Inspection:
         if isinstance(self._model, keras.Sequential) or hasattr(
             self._model, "operations"
         ):
-            values = _activations(self._model, self._features)
+            values = self._activations(self._features)
             for name, value in values.items():
                 rows[f"activations/{name}"] = histogram(value)
         return {tag: buckets.numpy() for tag, buckets in rows.items()}

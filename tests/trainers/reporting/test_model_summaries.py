@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 import numpy as np
 import pytest
@@ -31,6 +33,31 @@ class Spectrum(keras.layers.Layer):
         return keras.KerasTensor((*values.shape[:-1], 3), "complex64")
 
 
+class Signs(keras.layers.Layer):
+    """Has weights of -1 and 1 (Hubara et al., Binarized Neural Networks, 2016)."""
+
+    def build(self, input_shape: tuple[int, ...]) -> None:
+        self.kernel = self.add_weight(shape=(input_shape[-1], 2), name="kernel")
+
+    def call(self, values: tf.Tensor) -> tf.Tensor:
+        return values @ _signs(self.kernel)
+
+
+@tf.custom_gradient
+def _signs(weights: tf.Tensor) -> tuple[tf.Tensor, Any]:
+    return tf.sign(weights), lambda upstream: upstream
+
+
+def _data() -> Data:
+    source = ArraySource(np.ones((8, 4), np.float32), np.zeros(8, np.int64))
+    return Data(train=source, evaluation=source, input_shape=(4,), num_classes=2)
+
+
+def test_a_layer_that_needs_a_graph_has_a_histogram() -> None:
+    model = keras.Sequential([keras.Input((4,)), Signs(name="signs")])
+    assert "activations/signs" in Inspection(model, _data()).histograms()
+
+
 @pytest.mark.parametrize("layer", [Sparse(name="other"), Spectrum(name="other")])
 def test_outputs_without_real_numbers_have_no_histogram(
     layer: keras.layers.Layer,
@@ -39,9 +66,7 @@ def test_outputs_without_real_numbers_have_no_histogram(
     hidden = keras.layers.Dense(4, name="hidden")(features)
     last = keras.layers.Lambda(_real, output_shape=(4,), name="last")
     model = keras.Model(features, last(layer(hidden)))
-    source = ArraySource(np.ones((8, 4), np.float32), np.zeros(8, np.int64))
-    data = Data(train=source, evaluation=source, input_shape=(4,), num_classes=2)
-    tags = set(Inspection(model, data).histograms())
+    tags = set(Inspection(model, _data()).histograms())
     assert {tag for tag in tags if tag.startswith("activations/")} == {
         "activations/hidden",
         "activations/last",
