@@ -244,7 +244,10 @@ def build_model_parts(
         if pipeline is not None:
             update_where_variables_are(optimizer)
         step = make_step_counter()
-    check_accumulable(model, config.strategy.gradient_accumulation_steps)
+    num_microbatches = config.strategy.gradient_accumulation_steps
+    check_accumulable(model, num_microbatches)
+    num_shards = config.strategy.num_shards(strategy.num_replicas)
+    checks.check_overwritten(model, num_shards * num_microbatches)
     updates_overlap = not config.strategy.is_synchronous
     return ModelParts(
         model=model,

@@ -102,6 +102,28 @@ def check_compiled_optimizer(
         )
 
 
+def check_overwritten(model: keras.Model, num_parts: int) -> None:
+    """Refuses layers whose gradients are no sums over examples.
+
+    Keras's float8 layers return a new scale and the largest values of a batch in place
+    of gradients (keras/src/layers/core/dense.py, `_float8_call`).
+
+    Args:
+      model: Model with all its layers built.
+      num_parts: Number of parts of a global batch.
+
+    Raises:
+      UsageError: The model has such a layer, and a batch has several parts.
+    """
+    for variable in model.trainable_variables if num_parts > 1 else ():
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise UsageError(
+                f"{variable.path!r} gets a new value in place of a gradient, as in "
+                f"float8, which {num_parts} parts of a batch cannot add up: choose "
+                "--strategy=one_device, or another dtype of the layer."
+            )
+
+
 def check_shardable(
     optimizer: keras.optimizers.Optimizer,
     model: keras.Model,
