@@ -1,4 +1,4 @@
-"""Losses that layers add, and a metric class of one's own."""
+"""Losses and a metric that layers add, and a metric class of one's own."""
 
 import keras
 from keras import ops
@@ -9,8 +9,13 @@ images, labels = load_digits(return_X_y=True)
 
 
 class Sparsity(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.active = keras.metrics.Mean(name="active")
+
     def call(self, inputs):
         self.add_loss(1e-2 * ops.mean(ops.abs(inputs)))
+        self.active.update_state(inputs > 0)
         return inputs
 
 

@@ -95,7 +95,8 @@ class LentModel:
             check_loop(self.model)
             has_labels = bool(tf.nest.flatten(few().labels))
             is_own = has_own_step(self.model) or (
-                has_labels and self._is_per_batch(compiled)
+                has_labels
+                and (_keeps_metrics(self.model) or self._is_per_batch(compiled))
             )
             if not (has_labels or is_own) and getattr(self.model, "loss", None):
                 raise UsageError(
@@ -211,6 +212,15 @@ class LentModel:
             optimizer.loss_scale_factor = factor
         for variable in self._frozen:
             variable.trainable = True
+
+
+def _keeps_metrics(model: keras.Model) -> bool:
+    """Returns whether a model or its layers update metrics that are not compiled."""
+    of_layers = [x for x in flat_layers(model) if not isinstance(x, keras.Model)]
+    # Keras's own attributes are private.
+    own = [value for name, value in vars(model).items() if not name.startswith("_")]
+    is_metric = [isinstance(value, keras.metrics.Metric) for value in own]
+    return any(is_metric) or any(layer.metrics for layer in of_layers)
 
 
 def _held_out(data: Data) -> Batch | None:

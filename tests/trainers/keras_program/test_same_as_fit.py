@@ -144,7 +144,7 @@ def _tolerance_of(name: str) -> float:
     "program",
     chosen(
         _DETERMINISTIC,
-        ("several_inputs_and_outputs", "embedded_positions"),
+        ("several_inputs_and_outputs", "embedded_positions", "added_losses"),
     ),
 )
 def test_a_program_trains_as_with_fit(
