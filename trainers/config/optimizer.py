@@ -107,6 +107,11 @@ class OptimizerConfig:
             )
 
     @property
+    def is_constant(self) -> bool:
+        """True if the learning rate is the same at every step."""
+        return self.learning_rate_schedule == "constant" and not self.warmup_steps
+
+    @property
     def updates_rows(self) -> bool:
         """True if an update leaves embedding rows without a gradient unchanged."""
         # Momentum, Adam and weight decay change every row at every step: their moving

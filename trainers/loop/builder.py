@@ -278,6 +278,12 @@ def _make_optimizer(
         adopt_optimizer(compiled, model)
         return compiled, lambda step: rate_of(compiled, num_before + step)
     size = config.length.global_batch_size
+    is_number = config.optimizer.is_constant and not config.guard.rolls_back
+    if config.model.callbacks is not None and is_number:
+        # Keras lets callbacks set a number, and refuses where a schedule decides.
+        rate = config.optimizer.peak_learning_rate(size)
+        optimizer = build_optimizer(config.optimizer, rate, model)
+        return optimizer, lambda step: rate_of(optimizer, step)
     learning_rate = LearningRate(config.optimizer, train_steps, size, scale)
     return build_optimizer(config.optimizer, learning_rate, model), learning_rate
 

@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from tests.markers import further
-from tests.processes import result_of, run
+from tests.processes import metrics_of, result_of, run
 
 _CALLBACKS = """
 import keras
@@ -18,7 +18,8 @@ class Report(keras.callbacks.Callback):
 
 def made():
     stop = keras.callbacks.EarlyStopping("loss", min_delta=99, patience=2)
-    return [Report(), stop, keras.callbacks.CSVLogger("log.csv")]
+    rate = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.01 / (epoch + 1))
+    return [Report(), stop, rate, keras.callbacks.CSVLogger("log.csv")]
 
 def wrong():
     return ["early stopping"]
@@ -41,7 +42,8 @@ def _run(folder: pathlib.Path, *flags: str):
 def test_callbacks_run_at_epochs_and_stop_every_task(
     tmp_path: pathlib.Path, strategy: tuple[str, ...]
 ) -> None:
-    done = _run(tmp_path, "--callbacks=mine.py:made", *strategy)
+    every = "--summary_every_steps=3"
+    done = _run(tmp_path, "--callbacks=mine.py:made", every, *strategy)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("epoch")]
     logs = "['accuracy', 'loss', 'val_accuracy', 'val_loss']"
@@ -50,6 +52,9 @@ def test_callbacks_run_at_epochs_and_stop_every_task(
     result = result_of(tmp_path / "run")
     assert (result["status"], result["steps"]) == ("completed", 9)
     assert len((tmp_path / "log.csv").read_text().splitlines()) == 4
+    rows = metrics_of(tmp_path / "run")
+    rates = [row["learning_rate"] for row in rows if "learning_rate" in row]
+    assert rates == pytest.approx([0.01 / n for n in (1, 2, 3)])
 
 
 @pytest.mark.parametrize(

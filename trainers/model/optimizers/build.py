@@ -22,13 +22,13 @@ from trainers.model.optimizers.several import parts_of
 
 
 def build_optimizer(
-    config: OptimizerConfig, learning_rate: LearningRate, model: keras.Model
+    config: OptimizerConfig, learning_rate: LearningRate | float, model: keras.Model
 ) -> keras.optimizers.Optimizer:
     """Returns an optimizer with its variables built, which applies gradients as given.
 
     Args:
       config: Update rule and its settings.
-      learning_rate: Learning rate by step.
+      learning_rate: Learning rate by step, or a number that callbacks may change.
       model: Model whose trainable variables the optimizer updates.
     """
     settings: dict[str, Any] = {
