@@ -275,8 +275,10 @@ def _make_optimizer(
     if compiled is not None:
         # An earlier `fit` has applied them.
         num_before = num_updates(compiled)
-        adopt_optimizer(compiled, model)
-        return compiled, lambda step: rate_of(compiled, num_before + step)
+        adopt_optimizer(compiled, model, scale.times)
+        return compiled, lambda step: float(
+            scale.times(rate_of(compiled, num_before + step))
+        )
     size = config.length.global_batch_size
     is_number = config.optimizer.is_constant and not config.guard.rolls_back
     if config.model.callbacks is not None and is_number:

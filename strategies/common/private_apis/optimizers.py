@@ -44,6 +44,24 @@ def count_atomically(optimizer: keras.optimizers.Optimizer) -> None:
     )
 
 
+def scale_learning_rate(
+    optimizer: keras.optimizers.Optimizer, scaled: Callable[[Any], Any]
+) -> None:
+    """Scales the learning rate of steps, and not what callbacks read and set.
+
+    `Optimizer.learning_rate` is both (keras/src/optimizers/base_optimizer.py,
+    `_get_current_learning_rate`). Steps are graphs, and callbacks are not.
+
+    Args:
+      optimizer: Optimizer to change.
+      scaled: Function from the optimizer's learning rate to that of a step.
+    """
+    rate = functools.partial(type(optimizer)._get_current_learning_rate, optimizer)
+    optimizer._get_current_learning_rate = lambda: (
+        scaled(rate()) if tf.inside_function() else rate()
+    )
+
+
 def build_optimizer_anew(
     optimizer: keras.optimizers.Optimizer, weights: Sequence[keras.Variable]
 ) -> None:
@@ -159,8 +177,9 @@ def counted_updates(optimizer: keras.optimizers.Optimizer) -> int:
 
 
 def reduce_gradients_again(optimizer: keras.optimizers.Optimizer) -> None:
-    """Undoes `stop_reducing_gradients` and `count_atomically`."""
+    """Undoes `stop_reducing_gradients`, `count_atomically`, `scale_learning_rate`."""
     vars(optimizer).pop("_all_reduce_sum_gradients", None)
+    vars(optimizer).pop("_get_current_learning_rate", None)
     vars(optimizer._iterations).pop("assign_add", None)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests import processes
+from tests.markers import further
 
 _TRAINS = """
 import keras
@@ -123,3 +124,60 @@ def test_a_diverged_gradient_is_named_beside_a_metric_of_counts(
     assert done.returncode == 3, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert "first/kernel is not finite" in line
+
+
+# As Keras trains from the same weights at half the rate, at a quarter and so on.
+_TOO_FAST = """
+import keras
+import numpy as np
+
+keras.utils.set_random_seed(3)
+x = np.random.normal(size=(64, 4))
+y = x.sum(axis=1)
+layers = [keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(1)]
+model = keras.Sequential(layers)
+first = model.get_weights()
+schedule = keras.optimizers.schedules.PiecewiseConstantDecay([6], [1.2, 0.6])
+model.compile(keras.optimizers.SGD({rate}), "mse")
+model.fit(x, y, batch_size=32, epochs=6, verbose=0, shuffle=False)
+trained = model.get_weights()
+print("rate", float(model.optimizer.learning_rate))
+for times in range(1, 4):
+    schedule = schedule.from_config({{
+        **schedule.get_config(), "values": [1.2 / 2**times, 0.6 / 2**times]
+    }})
+    model.set_weights(first)
+    model.compile(keras.optimizers.SGD({rate_then}), "mse")
+    for step in range(12):
+        half = slice(32 * (step % 2), 32 * (step % 2) + 32)
+        model.train_on_batch(x[half], y[half])
+    pairs = zip(trained, model.get_weights())
+    print("same", times, all(np.allclose(*pair, rtol=1e-9) for pair in pairs))
+"""
+
+
+@pytest.mark.parametrize(
+    ("rate", "rate_then", "strategy"),
+    [
+        ("1.2", "1.2 / 2**times", "--strategy=one_device"),
+        ("schedule", "schedule", "--strategy=tower"),
+        further("1.2", "1.2 / 2**times", "--strategy=multi_worker_mirrored"),
+    ],
+)
+def test_a_program_that_goes_back_trains_with_half_the_rate(
+    tmp_path: pathlib.Path, rate: str, rate_then: str, strategy: str
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(_TOO_FAST.format(rate=rate, rate_then=rate_then))
+    done = processes.run(
+        *(f"--script={path}", f"--run_dir={tmp_path / 'run'}", strategy),
+        *("--on_divergence=rollback", "--dtype=float64"),
+    )
+    assert done.returncode == 0, done.stderr
+    num_rollbacks = processes.result_of(tmp_path / "run")["rollbacks"]
+    assert num_rollbacks >= 1
+    found = [line for line in done.stdout.splitlines() if line.startswith("same")]
+    assert found == [f"same {n} {n == num_rollbacks}" for n in (1, 2, 3)]
+    # What the program sees is its rate, as it was.
+    own = 1.2 if rate == "1.2" else 0.6
+    assert f"rate {own}" in done.stdout

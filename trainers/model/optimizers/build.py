@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -11,6 +12,7 @@ from strategies.common.errors import UsageError
 from strategies.common.private_apis.optimizers import (
     build_optimizer_anew,
     count_atomically,
+    scale_learning_rate,
     stop_reducing_gradients,
     weights_of,
 )
@@ -50,12 +52,17 @@ def build_optimizer(
     return optimizer
 
 
-def adopt_optimizer(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> None:
+def adopt_optimizer(
+    optimizer: keras.optimizers.Optimizer,
+    model: keras.Model,
+    scaled: Callable[[Any], Any],
+) -> None:
     """Makes an optimizer of the user's train under a strategy, in whose scope this is.
 
     Args:
       optimizer: Optimizer, perhaps with the state of an earlier training.
       model: Model whose trainable variables it updates.
+      scaled: Function from its learning rate to that of a step.
 
     Raises:
       UsageError: It was built for other weights, as before a layer was unfrozen.
@@ -72,6 +79,7 @@ def adopt_optimizer(optimizer: keras.optimizers.Optimizer, model: keras.Model) -
         # The strategy has already summed the gradients; Keras would sum them again.
         stop_reducing_gradients(part)
         count_atomically(part)
+        scale_learning_rate(part, scaled)
 
 
 def update_where_variables_are(optimizer: keras.optimizers.Optimizer) -> None:

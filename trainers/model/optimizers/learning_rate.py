@@ -64,14 +64,15 @@ class LearningRateScale:
         """Reads the number from the variable, before steps are traced."""
         self._held = float(self.variable.numpy())
 
-    def times(self, rate: tf.Tensor) -> tf.Tensor:
+    def times(self, rate: Any) -> Any:
         """Returns the learning rate multiplied by the factor.
 
         Args:
           rate: Scalar learning rate.
         """
         if self._may_change:
-            return rate * tf.convert_to_tensor(self.variable)
+            rate = tf.convert_to_tensor(rate)
+            return rate * tf.cast(self.variable, rate.dtype)
         # No multiplication in the graph of a run without rollback.
         return rate if self._held == 1.0 else rate * self._held
 
