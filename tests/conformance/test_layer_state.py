@@ -201,7 +201,7 @@ def overlapping(assembly: TrainingParts) -> TrainingParts:
 def stateful(data: Examples, settings: Settings) -> keras.Model:
     """Builds a model with every kind of layer state, each in a branch.
 
-    Rows of ones reach all layers but the one that is called twice, which gets zeros.
+    Rows of ones reach every layer except that of two calls, which gets zeros.
     """
     inputs = keras.Input(data.input_shape)
     ones = Pause()(inputs)
