@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from models.objective import add_steps, as_scalars
-from strategies.common.files import without_nan
 from trainers.loop.loop import StepEvent
 from trainers.loop.timing import Clock
 from trainers.model.gradient_noise_scale import without_statistics
@@ -138,12 +137,10 @@ class MetricsWindow:
     def sums(self) -> dict[str, Any]:
         """Returns the sums for a checkpoint, numbers or nested lists of them.
 
-        With them a resumed run writes the same next line. None stands for a sum that is
-        not finite, as that of a metric may be.
+        With them a resumed run writes the same next line. Texts such as "inf" stand for
+        sums that are not finite, as those of metrics may be: JSON has no such numbers.
         """
-        return without_nan(
-            {name: np.asarray(v).tolist() for name, v in self._sums.items()}
-        )
+        return {name: _as_json(np.asarray(v)) for name, v in self._sums.items()}
 
     def restore(self, sums: Mapping[str, Any]) -> None:
         """Restores the sums of a checkpoint.
@@ -154,8 +151,17 @@ class MetricsWindow:
           sums: Sums by name, from `sums`.
         """
         self.reset()
-        # None becomes nan.
+        # Earlier versions wrote None for a number that is not finite.
         self._sums.update({n: np.asarray(v, np.float64) for n, v in sums.items()})
+
+
+def _as_json(values: np.ndarray) -> Any:
+    """Returns numbers as nested lists, in which texts stand for those not finite."""
+    # Not an array of texts alone, which would also hold the finite numbers.
+    plain = values.astype(object)
+    is_finite = np.isfinite(values)
+    plain[~is_finite] = values[~is_finite].astype(str)
+    return plain.tolist()
 
 
 class Staleness:

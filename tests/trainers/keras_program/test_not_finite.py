@@ -103,13 +103,15 @@ def test_metrics_and_masks_end_no_training(tmp_path: pathlib.Path) -> None:
 def test_a_checkpoint_keeps_a_sum_that_is_not_finite(tmp_path: pathlib.Path) -> None:
     program, run = tmp_path / "train.py", tmp_path / "run"
     program.write_text(_TRAINS)
-    flags = (f"--script={program}", f"--run_dir={run}", "--strategy=one_device")
-    done = processes.run(*flags, "--train_steps=3")
+    flags = (f"--script={program}", "--strategy=one_device")
+    done = processes.run(*flags, f"--run_dir={run}", "--checkpoint_every_steps=3")
     assert done.returncode == 0, done.stderr
-    resumed = processes.run(*flags, "--train_steps=8", "--resume=auto")
+    # In the middle of an epoch of four steps.
+    processes.copy_up_to(3, run, tmp_path / "killed")
+    resumed = processes.run(*flags, f"--run_dir={tmp_path / 'killed'}", "--resume=auto")
     assert resumed.returncode == 0, resumed.stderr
     assert "damaged" not in resumed.stderr
-    assert processes.result_of(run)["steps"] == 8
+    assert _history(resumed)["relative"] == _history(done)["relative"] == [np.inf] * 2
 
 
 def test_a_diverged_gradient_is_named_beside_a_metric_of_counts(
