@@ -138,7 +138,7 @@ class MetricsWindow:
         """Returns the sums for a checkpoint, numbers or nested lists of them.
 
         With them a resumed run writes the same next line. Texts such as "inf" stand for
-        sums that are not finite, as those of metrics may be: JSON has no such numbers.
+        sums that are not finite, because JSON has no such numbers.
         """
         return {name: _as_json(np.asarray(v)) for name, v in self._sums.items()}
 

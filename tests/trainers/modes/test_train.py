@@ -315,8 +315,8 @@ def test_the_configuration_of_a_run_is_accepted_back(
     asked = flags.parse(
         ["main", f"--strategy={strategy}", f"--run_dir={folder}", *FLAGS]
     )
-    # What `auto` decided is kept.
-    assert back == asked.replace(jit_compile="off")
+    # Another strategy may come with the file, for which `auto` decides again.
+    assert back == asked
     # One strategy, the default of `make train`, stands for all.
     if strategy == "mirrored":
         again = train(tmp_path / "again", f"--config={folder / 'config.json'}")

@@ -57,6 +57,7 @@ def make_run(
         "traits": {"max_replicas": traits.max_replicas},
         "num_replicas": traits.max_replicas or 2,
         "cluster": None,
+        "eval_examples": 359,
         "final": {
             "train_loss": 0.3,
             "eval_loss": eval_loss,
