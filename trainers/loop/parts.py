@@ -104,6 +104,7 @@ class ModelParts:
         if self.pipeline is not None:
             return PipelineStep(self.model, self.pipeline, *parts)
         sums_gradients = config.strategy.gradient_reduction == "sum"
+        is_divided = strategy.num_replicas > 1
         kind = OwnTrainStep if isinstance(self.objective, OwnStep) else TrainStep
         return kind(
             self.model,
@@ -113,6 +114,7 @@ class ModelParts:
             gradient_scale=strategy.num_replicas if sums_gradients else 1,
             differentiate=config.strategy.averaged != "losses",
             read=strategy.read,
+            sums_in_layers=strategy.traits.sums_in_forward_pass and is_divided,
         )
 
     def update(

@@ -13,7 +13,6 @@ from trainers.loop.parts import ModelParts
 from trainers.model.gradient_accumulation import Accumulation
 from trainers.model.gradient_noise_scale import WithStatistics
 from trainers.model.sparse_gradients import tables_shared_by_examples
-from trainers.model.synchronized_rows import without_empty_shards
 from trainers.model.train_step import TrainStep, with_totals
 from trainers.pipeline_parallel.step import PipelineStep
 from trainers.user_code.few_examples import few_examples
@@ -34,18 +33,6 @@ def replica_step(
       config: Configuration of the run.
       strategy: Strategy of the run.
     """
-    step = _with_parts(train_step, parts, config, strategy)
-    sums_in_layers = strategy.traits.sums_in_forward_pass and strategy.num_replicas > 1
-    return without_empty_shards(step) if sums_in_layers else step
-
-
-def _with_parts(
-    train_step: TrainStep | PipelineStep,
-    parts: ModelParts,
-    config: Config,
-    strategy: Strategy,
-) -> ReplicaFunction:
-    """Returns the step with accumulation and statistics, if wanted."""
     step: ReplicaFunction = train_step
     num_parts = config.strategy.gradient_accumulation_steps
     if isinstance(train_step, OwnTrainStep):

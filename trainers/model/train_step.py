@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ from trainers.model.random_numbers.of_step import StepRandomNumbers
 from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
 from trainers.model.random_numbers.seeds import seed_states
 from trainers.model.sparse_gradients import as_dense, embeddings_of
+from trainers.model.synchronized_rows import SynchronizedRows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +69,7 @@ class TrainStep:
         gradient_scale: int = 1,
         differentiate: bool = True,
         read: Read | None = None,
+        sums_in_layers: bool = False,
     ):
         """Stores the parts of the step; traces nothing.
 
@@ -81,6 +84,7 @@ class TrainStep:
             that can be differentiated together with the losses of other replicas.
           read: Function that reads all weights before the model runs; None to let
             layers read.
+          sums_in_layers: True if layers with `synchronized=True` sum over replicas.
         """
         self._model = model
         self._objective = objective
@@ -90,6 +94,7 @@ class TrainStep:
         self._gradient_scale = gradient_scale
         self._differentiate = differentiate
         self._read = read
+        self._synchronized_rows = SynchronizedRows() if sums_in_layers else None
         self._loss_scale = settings.loss_scale
         self._seed_states = seed_states(model)
         self._compiled = None
@@ -120,7 +125,9 @@ class TrainStep:
     ) -> ReplicaOutputs:
         compute = self._compiled or self._compute
         arguments = (batch, weights, state, self._scale())
-        gradients, written, sums = compute(*arguments)
+        rows = self._synchronized_rows
+        with contextlib.nullcontext() if rows is None else rows.of(batch):
+            gradients, written, sums = compute(*arguments)
         variables = [v.value for v in self._model.trainable_variables]
         return ReplicaOutputs(
             gradients=with_known_shapes(gradients, variables),
