@@ -298,7 +298,7 @@ IMPORT_BY_NAME = {
 READS_KERAS_FILES = {
     "trainers/run_dir/export.py": {"load_model", "safe_mode", "load_weights"},
     # It reads arrays with pickles switched off.
-    "trainers/keras_program/encoding.py": {"allow_pickle"},
+    "trainers/run_dir/encoding.py": {"allow_pickle"},
     # It reads temporary files that a process of the same user has just written.
     "trainers/keras_program/sent_call.py": {"load_model", "safe_mode", "pickle"},
 }

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from strategies.common.private_apis.callbacks import profiles_batches
-from trainers.keras_program.encoding import as_plain, decoded, encoded
+from trainers.run_dir.encoding import as_plain, decoded, encoded
 from trainers.run_dir.train_state import EPOCHS
 
 # What Keras sets, and what belongs to a process: CSVLogger looks whether its file has a

@@ -15,6 +15,7 @@ from trainers.model.gradient_noise_scale import without_statistics
 from trainers.pipeline_parallel.build import Pipeline
 from trainers.reporting.pipeline_idle import PipelineIdleMeter
 from trainers.reporting.step_phases import WARM_UP_CALLS, PhaseMeter
+from trainers.run_dir.encoding import decoded, encoded
 from trainers.run_dir.train_state import TrainCounters
 
 Results = Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -137,10 +138,11 @@ class MetricsWindow:
     def sums(self) -> dict[str, Any]:
         """Returns the sums for a checkpoint, numbers or nested lists of them.
 
-        With them a resumed run writes the same next line. Texts such as "inf" stand for
-        sums that are not finite, because JSON has no such numbers.
+        With them a resumed run writes the same next line. Sums that are not finite are
+        encoded, because JSON has no such numbers.
         """
-        return {name: _as_json(np.asarray(v)) for name, v in self._sums.items()}
+        sums = {name: np.asarray(value).tolist() for name, value in self._sums.items()}
+        return {name: part for name, v in sums.items() for part in encoded(v)}
 
     def restore(self, sums: Mapping[str, Any]) -> None:
         """Restores the sums of a checkpoint.
@@ -152,16 +154,8 @@ class MetricsWindow:
         """
         self.reset()
         # Earlier versions wrote None for a number that is not finite.
-        self._sums.update({n: np.asarray(v, np.float64) for n, v in sums.items()})
-
-
-def _as_json(values: np.ndarray) -> Any:
-    """Returns numbers as nested lists, in which texts stand for those not finite."""
-    # Not an array of texts alone, which would also hold the finite numbers.
-    plain = values.astype(object)
-    is_finite = np.isfinite(values)
-    plain[~is_finite] = values[~is_finite].astype(str)
-    return plain.tolist()
+        for name, value in sums.items():
+            self._sums[name] = np.asarray(decoded(value), np.float64)
 
 
 class Staleness:

@@ -11,6 +11,7 @@ from typing import Any
 from strategies.common.text import shown
 from strategies.common.types import StepResults
 from trainers.run_dir.checkpoint_manifest import DamagedError
+from trainers.run_dir.encoding import is_not_finite
 
 
 @dataclasses.dataclass(slots=True)
@@ -79,7 +80,6 @@ def is_stopped(state: Mapping[str, Any]) -> bool:
 
 # Parts with fixed fields. The interval sums are numbers, or lists, by metric name.
 _PARTS = {"tally": TrainCounters, "rollbacks": RollbackHistory}
-_NOT_FINITE = ("inf", "-inf", "nan")
 _BY_NAME = ("interval_sums", "epoch_sums", "history", CALLBACKS)
 
 
@@ -123,12 +123,12 @@ def _is_of(value: Any, kind: Any, lists: bool) -> bool:
     Args:
       value: JSON value.
       kind: Type of the number.
-      lists: True if it may be a list of such values, nested to any depth, or a text for
-        a number that is not finite.
+      lists: True if it may be a list of such values, nested to any depth, or an encoded
+        number that is not finite.
     """
     if lists and isinstance(value, list):
         return all(_is_of(item, kind, lists) for item in value)
-    if lists and value in _NOT_FINITE:
+    if lists and is_not_finite(value):
         return True
     if value is None:
         return type(None) in typing.get_args(kind)

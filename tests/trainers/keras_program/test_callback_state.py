@@ -16,7 +16,7 @@ from trainers.keras_program.callback_state import (
     observes_batches,
     observes_test_batches,
 )
-from trainers.keras_program.encoding import decoded, encoded
+from trainers.run_dir.encoding import decoded, encoded
 
 # A callback that logs and keeps values of all kinds, in a program that is killed once.
 _PROGRAM = """

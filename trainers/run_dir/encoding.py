@@ -1,4 +1,4 @@
-"""JSON values of what a program's callbacks keep and log."""
+"""JSON values of what a checkpoint keeps of metrics and of a program's callbacks."""
 
 from __future__ import annotations
 
@@ -49,6 +49,12 @@ def encoded(value: Any) -> list[Any]:
         if keys and values:
             return [{_ENTRIES: [keys[0], values[0]]}]
     return []
+
+
+def is_not_finite(value: Any) -> bool:
+    """Returns whether a JSON value is an encoded number that is not finite."""
+    words = ("inf", "-inf", "nan")
+    return value in [{_FLOAT: word} for word in words]
 
 
 def decoded(value: Any) -> Any:
