@@ -91,6 +91,11 @@ class Traits:
     summary: str = ""
 
     @property
+    def loops_together(self) -> bool:
+        """Returns whether all processes run one training loop, and stop together."""
+        return self.multi_process and not self.server_jobs
+
+    @property
     def is_distributed(self) -> bool:
         """Returns whether several devices train one model."""
         # The stages of a model are one replica on several devices.
@@ -111,8 +116,6 @@ class Strategy(abc.ABC):
     call_seconds: ClassVar[float] = 0.05
     # A call has as many steps at least, however long they take.
     fewest_steps_per_call: int = 1
-    # True if other processes run the same loop, so that all have to stop together.
-    loops_together: ClassVar[bool] = False
     # Function that reads weights held by other tasks. None: TensorFlow reads each
     # variable separately.
     read: Read | None = None

@@ -68,8 +68,6 @@ class MultiWorkerMirrored(Strategy):
         summary="A copy of the weights per process, gradients summed over the network.",
     )
 
-    loops_together = True
-
     def __init__(self, config: StrategyConfig, cluster: Cluster):
         self._worker = cluster.rank
         self._config = config

@@ -150,7 +150,8 @@ class TrainingRun:
         if self.metrics.phases is not None:
             self.metrics.phases.describe(graph)
         self.reporter.describe(graph)
-        with PreemptionSignals(self.parts.strategy.loops_together) as signals:
+        traits = self.parts.strategy.traits
+        with PreemptionSignals(stops_together=traits.loops_together) as signals:
             while True:
                 try:
                     self._advance(batches, signals)
