@@ -110,6 +110,24 @@ def of_a_run(config: Config) -> Config:
     )
 
 
+def of_a_short_run(config: Config, default_train_steps: int) -> Config:
+    """Returns settings as `of_a_run` does, without work that is not of the steps.
+
+    A program decides when it validates.
+
+    Args:
+      config: Configuration of the command.
+      default_train_steps: Number of steps if the command gives no length.
+    """
+    shared = of_a_run(config).replace(histogram_every_steps=None)
+    if shared.model.script is None:
+        every = shared.report.eval_every_steps or None
+        shared = shared.replace(eval_every_steps=every, final_evaluation=False)
+    if shared.length.train_steps is None and shared.length.epochs is None:
+        shared = shared.replace(train_steps=default_train_steps)
+    return shared
+
+
 def settings_in_effect(config: Config) -> dict[str, Any]:
     """Returns all settings by name, with words for what a program decides."""
     return {

@@ -22,7 +22,7 @@ from trainers.config.config import Config
 from trainers.config.data import DataConfig
 from trainers.config.model import ModelConfig
 from trainers.config.optimizer import OptimizerConfig
-from trainers.experiments.arms import Arm, expand_update_modes, of_a_run, under
+from trainers.experiments.arms import Arm, expand_update_modes, of_a_short_run, under
 
 REFERENCE = "one_device"
 # One device as the user asked for it. In all other runs XLA compiles as little as it
@@ -202,19 +202,8 @@ def with_replicas(config: Config, count: int) -> Config:
 
 def _shared(config: Config) -> Config:
     """Returns the settings that all runs share, without work outside the steps."""
-    shared = of_a_run(config)
-    shared = shared.replace(
-        num_replicas=None,
-        num_workers=None,
-        histogram_every_steps=None,
-    )
-    # A program decides when it validates; steps are timed without that.
-    if config.model.script is None:
-        every = shared.report.eval_every_steps or None
-        shared = shared.replace(eval_every_steps=every, final_evaluation=False)
-    if shared.length.train_steps is None and shared.length.epochs is None:
-        shared = shared.replace(train_steps=_DEFAULT_TRAIN_STEPS)
-    return shared
+    shared = of_a_short_run(config, _DEFAULT_TRAIN_STEPS)
+    return shared.replace(num_replicas=None, num_workers=None)
 
 
 def _with_ballast(config: Config) -> Config:

@@ -9,7 +9,7 @@ from trainers.experiments.arms import (
     Arm,
     expand_update_modes,
     keras_arm,
-    of_a_run,
+    of_a_short_run,
     under,
 )
 
@@ -79,14 +79,8 @@ def _recorded_if_comparable(arm: Arm) -> Arm:
 
 def _brief(config: Config) -> Config:
     """Returns the settings that all runs share, without optional work."""
-    shared = of_a_run(config)
-    shared = shared.replace(record_steps=False, histogram_every_steps=None)
-    if shared.model.script is not None:
-        # Programs often augment, drop or sample.
-        shared = shared.replace(replayable_random_numbers=True)
-    else:
-        every = shared.report.eval_every_steps or None
-        shared = shared.replace(eval_every_steps=every, final_evaluation=False)
-    if shared.length.train_steps is None and shared.length.epochs is None:
-        shared = shared.replace(train_steps=_DEFAULT_TRAIN_STEPS)
-    return shared
+    shared = of_a_short_run(config, _DEFAULT_TRAIN_STEPS).replace(record_steps=False)
+    if shared.model.script is None:
+        return shared
+    # Programs often augment, drop or sample.
+    return shared.replace(replayable_random_numbers=True)
