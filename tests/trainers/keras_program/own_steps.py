@@ -323,13 +323,11 @@ class Followed(Averaged):
         return {"loss": self.loss_tracker.result()}
 
 
-class Decorated(keras.Model):
-    """Has its steps, and parts of them, in functions of TensorFlow."""
+class Damped(keras.Model):
+    """Damps its inputs after a few steps, in a function of TensorFlow."""
 
     def __init__(self):
         super().__init__()
-        self.inner = small()
-        self.loss_tracker = keras.metrics.Mean(name="loss")
         self.num_steps = self.add_weight(
             shape=(), initializer="zeros", trainable=False, name="num_steps"
         )
@@ -342,6 +340,15 @@ class Decorated(keras.Model):
         if self.num_steps > 4:
             inputs = inputs * 0.9
         return inputs
+
+
+class Decorated(Damped):
+    """Has its steps, and parts of them, in functions of TensorFlow."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = small()
+        self.loss_tracker = keras.metrics.Mean(name="loss")
 
     @tf.function
     def learn(self, features, labels):
@@ -396,24 +403,12 @@ class Distributed(Numbers):
         return self.trainable_variables
 
 
-class Combined(Distributed):
+class Combined(Damped, Distributed):
     """Has what four others have: a teacher, a follower, functions and a penalty."""
 
     def __init__(self):
         super().__init__()
         self.teacher, self.follower = small(16), small()
-        self.num_steps = self.add_weight(
-            shape=(), initializer="zeros", trainable=False, name="num_steps"
-        )
-
-    def call(self, inputs):
-        return self.inner(self.damped(inputs))
-
-    @tf.function
-    def damped(self, inputs):
-        if self.num_steps > 4:
-            inputs = inputs * 0.9
-        return inputs
 
     @tf.function
     def train_step(self, data):
