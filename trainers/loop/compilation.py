@@ -74,7 +74,7 @@ def compilation_of(
     """
     asked = config.model.jit_compile
     is_given = "jit_compile" in config.given
-    # `RunDir.with_decisions` keeps the decision of the run that continues.
+    # `TrainingDir.with_decisions` keeps the decision of the run that continues.
     words = f"--jit_compile={asked}" if is_given else "as when the run began"
     if asked == "off" and is_given:
         return Compilation(Scope.NOTHING, words)

@@ -208,13 +208,14 @@ class Search:
 
 
 def _without_loss(run: Run) -> str:
-    return f"{run.status}: {run.reason or 'its loss of held-out examples is NaN'}"
+    reason = run.reason or "its loss of held-out examples is not finite"
+    return f"{run.status}: {reason}"
 
 
 def loss_of(run: Run) -> float | None:
     """Returns a run's final loss, on held-out examples if there are any.
 
-    It is None unless the run completed, and if it is not finite.
+    It is None if the run did not complete, or if the loss is not finite.
     """
     has_held_out = bool(run.result.get("eval_examples"))
     return run.figures(None)["eval_loss" if has_held_out else "train_loss"]
