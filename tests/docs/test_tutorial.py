@@ -11,8 +11,7 @@ import sys
 
 import pytest
 
-from tests import processes
-from tests.trainers.experiments.verify import planted_project
+from tests import planted_project, processes
 
 PAGE = processes.ROOT / "docs" / "add_a_strategy.md"
 CONFORMANCE = "tests/conformance"

@@ -9,9 +9,8 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-from tests import processes
-from tests.trainers.experiments.verify import planted_project
-from tests.trainers.experiments.verify.planted_project import PACKAGES
+from tests import planted_project, processes
+from tests.planted_project import PACKAGES
 
 # A verification is several runs. Less than the 300 seconds that a test may take.
 PATIENCE_SECONDS = 280.0

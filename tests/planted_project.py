@@ -1,6 +1,6 @@
 """Program that runs a module of the project in the current folder.
 
-    python -m tests.trainers.experiments.verify.planted_project MODULE ARGUMENTS
+    python -m tests.planted_project MODULE ARGUMENTS
 
 Forked from the template of the tests, the process keeps TensorFlow and Keras, whose
 imports take 2 s, and imports the project of the folder in place of the tested one.
