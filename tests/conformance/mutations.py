@@ -207,8 +207,8 @@ MUTATIONS = (
         _LOSS_SUMS,
         (
             (
-                "return tf.cast(batch.num_rows, dtype) * total",
-                "return tf.cast(batch.global_size, dtype) * total",
+                "return loss + tf.cast(batch.num_rows, loss.dtype) * added",
+                "return loss + tf.cast(batch.global_size, loss.dtype) * added",
             ),
         ),
         ADDED_LOSSES,

@@ -10,7 +10,6 @@ import tensorflow as tf
 from models.cifar10 import LocalResponseNormalization, build
 from trainers.config.model import ModelConfig
 from trainers.inputs.sources import ArraySource, Data
-from trainers.model.loss_sums import regularization_losses
 
 
 def make_model(dropout: float = 0.0) -> keras.Model:
@@ -84,9 +83,7 @@ def test_dense_weights_decay_as_in_the_tutorial() -> None:
     model = make_model()
     decayed = [model.get_layer(name).kernel for name in ("local3", "local4")]
     expected = sum(0.004 * float(tf.nn.l2_loss(k.value)) for k in decayed)
-    penalties = [
-        float(penalty) for penalty in regularization_losses(model.trainable_variables)
-    ]
+    penalties = [float(penalty) for penalty in model.losses]
     assert len(penalties) == 2
     assert sum(penalties) == pytest.approx(expected, rel=1e-6)
 

@@ -9,13 +9,7 @@ import keras
 from models.objective import Objective, Predict
 from strategies.common.types import Batch, ReplicaOutputs
 from trainers.model.confusion_matrix import CONFUSION, MOST_CLASSES, confusion_of
-from trainers.model.loss_sums import (
-    added_losses,
-    regularized,
-    reported,
-    scale_by_examples,
-    weighted_sums,
-)
+from trainers.model.loss_sums import reported, weighted_sums, with_layer_losses
 
 
 class EvalStep:
@@ -43,12 +37,13 @@ class EvalStep:
         self._variables = variables
 
     def __call__(self, batch: Batch) -> ReplicaOutputs:
-        mapped = regularized(self._model, self._objective, [])
-        with keras.StatelessScope(mapped, collect_losses=True) as scope:
+        with keras.StatelessScope(collect_losses=True) as scope:
             judged = self._objective.judged(self._model, batch)
-            added = added_losses(self._objective, self._variables, scope)
             sums = weighted_sums(judged.values, batch)
-            sums["loss"] += scale_by_examples(added, batch, sums["loss"].dtype)
+            if not self._objective.has_layer_losses:
+                sums["loss"] = with_layer_losses(
+                    sums["loss"], self._variables, scope, batch
+                )
         sums = reported(sums, batch)
         if judged.classes is not None and judged.classes.num_classes <= MOST_CLASSES:
             sums[CONFUSION] = confusion_of(judged.classes, batch)

@@ -15,13 +15,7 @@ from strategies.common.types import Batch, Read, ReplicaFunction, ReplicaOutputs
 from strategies.inner_loop.reduction import with_known_shapes
 from strategies.inner_loop.totals import WithTotals
 from trainers.model.layer_state import LayerState
-from trainers.model.loss_sums import (
-    added_losses,
-    regularized,
-    reported,
-    scale_by_examples,
-    weighted_sums,
-)
+from trainers.model.loss_sums import reported, weighted_sums, with_layer_losses
 from trainers.model.optimizers.loss_scale import LossScale, scaled_loss, unscaled
 from trainers.model.random_numbers.of_step import StepRandomNumbers
 from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
@@ -230,16 +224,14 @@ class TrainStep:
           mapped: Values to use in place of variables.
         """
         keyed = self._random_numbers.keyed(self._seed_states, batch)
-        mapped = [*mapped, *regularized(self._model, self._objective, mapped)]
         with keras.StatelessScope([*keyed, *mapped], collect_losses=True) as scope:
             with self._random_numbers.drawn(batch):
                 values = self._objective.values(self._model, batch, training=True)
             sums = weighted_sums(values, batch)
-            added = added_losses(
-                self._objective, self._model.trainable_variables, scope
+            sums["loss"] = with_layer_losses(
+                sums["loss"], self._model.trainable_variables, scope, batch
             )
             dtype = sums["loss"].dtype
-            sums["loss"] += scale_by_examples(added, batch, dtype)
             # Divided by the global size, not by the shard's rows: the parts of all
             # replicas add up to the mean over the global batch.
             share = sums["loss"] / tf.cast(batch.global_size, dtype)

@@ -14,12 +14,7 @@ from strategies.common.private_apis.models import packed_output
 from strategies.common.types import Batch
 from strategies.inner_loop.reduction import sum_gradients
 from trainers.model.layer_state import LayerState
-from trainers.model.loss_sums import (
-    layer_losses,
-    reported,
-    scale_by_examples,
-    weighted_sums,
-)
+from trainers.model.loss_sums import reported, weighted_sums, with_layer_losses
 from trainers.model.random_numbers.of_step import StepRandomNumbers
 from trainers.pipeline_parallel.stages import Stage
 
@@ -89,8 +84,8 @@ class Forward:
                 )
                 sums = weighted_sums(values, part)
                 loss = sums["loss"]
-            added = layer_losses(self.stage.trainable_variables, scope)
-            loss += scale_by_examples(added, part, loss.dtype)
+            trained = self.stage.trainable_variables
+            loss = with_layer_losses(loss, trained, scope, part)
         written = self.layer_state.collect_updates(scope, [])
         self.layer_state.check_keeps_weights(written, "--strategy=model_parallel")
         sums["loss"] = loss

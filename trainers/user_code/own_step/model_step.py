@@ -203,6 +203,19 @@ def all_metrics(model: keras.Model) -> Sequence[keras.metrics.Metric]:
     return list({id(metric): metric for metric in parts}.values())
 
 
+def regularized_weights(model: keras.Model) -> list[tuple[keras.Variable, Any]]:
+    """Returns each regularized variable with its own value, for a StatelessScope.
+
+    `Model.losses`, which a step asks for, passes the scope's value of each to its
+    regularizer (keras/src/layers/layer.py, `_get_regularization_losses`).
+    """
+    return [
+        (variable, variable.value)
+        for variable in model.trainable_variables
+        if variable.regularizer is not None
+    ]
+
+
 def as_numbers(logs: Mapping[str, Any]) -> dict[str, tf.Tensor]:
     """Returns the mean of each value of some logs, float64."""
     return {

@@ -17,8 +17,11 @@ import keras
 
 from models.objective import LATEST, EvalOutputs, Values, means_over_examples
 from strategies.common.errors import UsageError
-from trainers.model.loss_sums import regularized_weights
-from trainers.user_code.own_step.model_step import STATE, ModelStep
+from trainers.user_code.own_step.model_step import (
+    STATE,
+    ModelStep,
+    regularized_weights,
+)
 from trainers.user_code.own_step.reported import Computed
 
 

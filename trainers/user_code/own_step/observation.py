@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.common.types import Batch
-from trainers.model.loss_sums import regularized_weights
 from trainers.model.random_numbers.of_step import StepRandomNumbers
 from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
 from trainers.model.random_numbers.seeds import seed_states
@@ -23,6 +22,7 @@ from trainers.user_code.own_step.model_step import (
     ModelStep,
     as_numbers,
     flat_logs,
+    regularized_weights,
 )
 from trainers.user_code.own_step.reported import results_noted, source_of
 from trainers.user_code.own_step.update_catcher import CaughtUpdate

@@ -67,7 +67,7 @@ class UpdateCatcher(keras.StatelessScope):
         self._trained = {id(variable) for variable in trained}
         self._is_over = False
         self._graph = tf.compat.v1.get_default_graph()
-        # `regularized` variables are mapped to their own values.
+        # `regularized_weights` are mapped to their own values.
         self._given = dict(self.state_mapping)
 
     def catch(
