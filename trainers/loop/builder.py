@@ -30,6 +30,7 @@ from trainers.loop.precision import check_precision, follow_floatx, set_precisio
 from trainers.loop.replica_step import replica_step, shared_tables
 from trainers.loop.xla_checks import check_compilable
 from trainers.model.gradient_accumulation import check_accumulable
+from trainers.model.layer_state import LayerState
 from trainers.model.layer_switches import disable_layers, perturb_weights
 from trainers.model.optimizers.build import (
     adopt_optimizer,
@@ -43,7 +44,7 @@ from trainers.model.optimizers.learning_rate import (
     rate_of,
 )
 from trainers.model.optimizers.loss_scale import LossScale, needs_loss_scale
-from trainers.model.overlapping_layer_state import layer_state_of
+from trainers.model.overlapping_layer_state import OverlappingLayerState
 from trainers.model.padding_weights import WithBallast
 from trainers.model.update import make_step_counter
 from trainers.pipeline_parallel.build import build_pipeline
@@ -248,7 +249,8 @@ def build_model_parts(
     check_accumulable(model, num_microbatches)
     num_shards = config.strategy.num_shards(strategy.num_replicas)
     checks.check_overwritten(model, num_shards * num_microbatches)
-    updates_overlap = not config.strategy.is_synchronous
+    # With overlapping updates, another may change the state of a step under way.
+    state_kind = LayerState if config.strategy.is_synchronous else OverlappingLayerState
     return ModelParts(
         model=model,
         pipeline=pipeline,
@@ -258,7 +260,7 @@ def build_model_parts(
         replaced_optimizer=None if compiled else getattr(model, "optimizer", None),
         learning_rate=learning_rate,
         learning_rate_scale=scale,
-        layer_state=layer_state_of(model, updates_overlap=updates_overlap),
+        layer_state=state_kind(model),
         step=step,
         loss_scale=loss_scale,
     )

@@ -61,6 +61,12 @@ class LayerState:
             # Keras 3.12, the newest version for Python 3.10, has no renormalization.
             and not getattr(layer, "renorm", False)
         ]
+        # Positions of moving means by those of their layers.
+        position = {id(v): str(index) for index, v in enumerate(self._written)}
+        self._moving_means = {
+            str(index): position[id(layer.moving_mean)]
+            for index, layer in enumerate(self._normalizations)
+        }
         self._assigned: list[keras.Variable] = []
 
     @property
@@ -70,7 +76,7 @@ class LayerState:
 
     @property
     def assigned(self) -> Sequence[keras.Variable]:
-        """Target variable of each summed tensor, in the order of `tf.nest.flatten`.
+        """Variable of each summed tensor, in their order once they are flattened.
 
         The list is complete once `assign` has been traced.
         """
@@ -104,9 +110,7 @@ class LayerState:
         return written
 
     def collect_updates(
-        self,
-        scope: keras.StatelessScope,
-        mapped: Mapped,
+        self, scope: keras.StatelessScope, mapped: Mapped
     ) -> dict[str, tf.Tensor]:
         """Returns the values that layers wrote in a scope, by position of the variable.
 
@@ -185,16 +189,11 @@ class LayerState:
             index: weighted(value, weight, batch.replica)
             for index, value in written.items()
         }
-        position = self._positions()
-        # The new moving mean of this replica, relative to the old one: (1 - momentum)
-        # times the distance of the batch mean from the old mean.
-        shifts = {}
-        for index, layer in enumerate(self._normalizations):
-            mean = written.get(position[id(layer.moving_mean)])
-            if mean is not None:
-                shift = mean - layer.moving_mean.value
-                shifts[str(index)] = tf.cast(weight, shift.dtype) * tf.square(shift)
-        return {"values": values, "squared_shifts": shifts}
+        squares = {
+            index: weighted(tf.square(shift), weight, batch.replica)
+            for index, shift in self._shifts(written).items()
+        }
+        return {"values": values, "squared_shifts": squares}
 
     def assign(self, summed: dict[str, Any]) -> None:
         """Assigns the variables from the sum of all replicas' contributions.
@@ -202,14 +201,9 @@ class LayerState:
         Args:
           summed: Sum of the values that `weight_by_shard` returned.
         """
-        shifts, values = (sorted(summed[k]) for k in ("squared_shifts", "values"))
-        # tf.nest.flatten orders dictionaries by sorted key: "squared_shifts" before
-        # "values".
-        self._assigned = [
-            *(self._normalizations[int(index)].moving_variance for index in shifts),
-            *(self._written[int(index)] for index in values),
-        ]
-        spread = self._spread_between_replicas(summed)
+        self._note_assigned(summed)
+        shifts = self._shifts(summed["values"])
+        spread = self._spread_between_replicas(summed["squared_shifts"], shifts)
         for index, value in summed["values"].items():
             variable = self._written[int(index)]
             if variable.value.dtype.is_bool:
@@ -218,26 +212,48 @@ class LayerState:
                 value += spread.get(id(variable), 0)
             assign_everywhere(variable.value, value)
 
-    def _spread_between_replicas(self, summed: dict[str, Any]) -> dict[int, tf.Tensor]:
+    def _note_assigned(self, summed: Mapping[str, Mapping[str, Any]]) -> None:
+        """Notes which variable each summed tensor is for."""
+        targets = {
+            "decays": self._written,
+            "shifts": [layer.moving_mean for layer in self._normalizations],
+            "squared_shifts": [layer.moving_variance for layer in self._normalizations],
+            "values": self._written,
+        }
+        self._assigned = tf.nest.flatten(
+            {
+                kind: {index: targets[kind][int(index)] for index in values}
+                for kind, values in summed.items()
+            }
+        )
+
+    def _shifts(self, written: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Returns the distance of each new moving mean from the old one.
+
+        It is (1 - momentum) times the distance of the batch mean from the old mean.
+        """
+        return {
+            index: written[mean] - self._written[int(mean)].value
+            for index, mean in self._moving_means.items()
+            if mean in written
+        }
+
+    def _spread_between_replicas(
+        self, squares: Mapping[str, tf.Tensor], shifts: Mapping[str, tf.Tensor]
+    ) -> dict[int, tf.Tensor]:
         """Returns the addition to each moving variance, by id of the variable.
 
         A moving mean changes by shift = (1 - momentum) (m - old). The variance of the
         replicas' means is therefore the variance of their shifts over (1 - momentum)^2;
         a moving variance includes (1 - momentum) of it.
         """
-        position = self._positions()
         spread = {}
-        for index, squared in summed["squared_shifts"].items():
+        for index, squared in squares.items():
             layer = self._normalizations[int(index)]
-            mean = summed["values"][position[id(layer.moving_mean)]]
-            shift = mean - layer.moving_mean.value
             # Rounding can make the difference slightly negative.
-            variance = tf.maximum(squared - tf.square(shift), 0)
+            variance = tf.maximum(squared - tf.square(shifts[index]), 0)
             spread[id(layer.moving_variance)] = variance / (1 - layer.momentum)
         return spread
-
-    def _positions(self) -> dict[int, str]:
-        return {id(v): str(index) for index, v in enumerate(self._written)}
 
 
 def weighted(value: tf.Tensor, weight: tf.Tensor, replica: tf.Tensor) -> tf.Tensor:

@@ -87,40 +87,30 @@ class OverlappingLayerState(LayerState):
             for index, change in written.items()
             if change.new.dtype.is_floating
         }
-        position = self._positions()
-        shifts, squares = {}, {}
-        for index, layer in enumerate(self._normalizations):
-            mean = written.get(position[id(layer.moving_mean)])
-            if mean is not None:
-                shift = mean.new - mean.old
-                shifts[str(index)] = weighted(shift, weight, batch.replica)
-                squares[str(index)] = weighted(tf.square(shift), weight, batch.replica)
+        shifts = {
+            index: written[mean].new - written[mean].old
+            for index, mean in self._moving_means.items()
+            if mean in written
+        }
         return {
             "decays": decays,
-            "shifts": shifts,
-            "squared_shifts": squares,
+            "shifts": {
+                index: weighted(shift, weight, batch.replica)
+                for index, shift in shifts.items()
+            },
+            "squared_shifts": {
+                index: weighted(tf.square(shift), weight, batch.replica)
+                for index, shift in shifts.items()
+            },
             "values": contributions,
         }
 
     def assign(self, summed: dict[str, Any]) -> None:
         """Applies contributions, each to the value that its variable has then."""
-        self._assigned = [
-            *(self._variables[int(index)] for index in sorted(summed["decays"])),
-            *(
-                self._normalizations[int(i)].moving_mean
-                for i in sorted(summed["shifts"])
-            ),
-            *(
-                self._normalizations[int(i)].moving_variance
-                for i in sorted(summed["squared_shifts"])
-            ),
-            *(self._variables[int(index)] for index in sorted(summed["values"])),
-        ]
-        spread = {}
-        for index, squared in summed["squared_shifts"].items():
-            layer = self._normalizations[int(index)]
-            between = tf.maximum(squared - tf.square(summed["shifts"][index]), 0)
-            spread[id(layer.moving_variance)] = between / (1 - layer.momentum)
+        self._note_assigned(summed)
+        spread = self._spread_between_replicas(
+            summed["squared_shifts"], summed["shifts"]
+        )
         for index, value in summed["values"].items():
             variable = self._variables[int(index)]
             if index in summed["decays"]:
@@ -207,13 +197,3 @@ def _is_close(some: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
     # Factors are products of few numbers: many times what rounding changes in them.
     bound = 1e-5 if some.dtype.size > 2 else 0.05
     return tf.reduce_all(tf.abs(some - others) <= bound * tf.abs(others))
-
-
-def layer_state_of(model: keras.Model, updates_overlap: bool) -> LayerState:
-    """Returns the state of a model's layers.
-
-    Args:
-      model: Built model.
-      updates_overlap: True if an update may change the state of a step under way.
-    """
-    return OverlappingLayerState(model) if updates_overlap else LayerState(model)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tests.conformance.harness import small_config
 from trainers.inputs.sources import ArraySource, Data
-from trainers.model.overlapping_layer_state import layer_state_of
+from trainers.model.layer_state import LayerState
 from trainers.model.train_step import StepSettings, with_totals
 from trainers.pipeline_parallel.build import build_pipeline
 from trainers.pipeline_parallel.layer_graph import LayerGraph
@@ -108,7 +108,7 @@ def test_the_mean_of_a_masked_loss_is_that_of_the_global_batch() -> None:
     config = small_config(strategy="model_parallel", global_batch_size=4)
     pipeline = build_pipeline(model, config, ["CPU:0", "CPU:0"], data)
     assert pipeline.num_microbatches == 4
-    state = layer_state_of(model, updates_overlap=False)
+    state = LayerState(model)
     step = PipelineStep(model, pipeline, objective, state, StepSettings(seed=0))
     compute = with_totals(step, model, objective)
     outputs = tf.function(lambda batch: compute(batch))(batch)
