@@ -48,8 +48,7 @@ class ModelUpdate:
           layer_state: State of the model's layers.
           clip_global_norm: Norm to which the summed gradient is scaled down if it
             is larger (Pascanu et al., On the difficulty of training recurrent
-            neural networks, 2012). Clipping before the sum would bound each
-            replica's part and let the sum be up to N times larger.
+            neural networks, 2012).
           record_gradients: True if an observed step keeps its gradients.
           sparse_gradients: True if gradients of embeddings hold the used rows only.
           loss_scale: Factor of the loss that is differentiated; None for one.
@@ -109,7 +108,7 @@ class ModelUpdate:
         return self._step.device
 
     def devices(self) -> list[str]:
-        return [v.value.device for v in self._model.trainable_variables]
+        return [weight.device for weight in self.trainable_weights()]
 
     def dense_gradients(self) -> list[tf.TensorSpec | None]:
         layers = embeddings_of(self._model) if self._sparse_gradients else []
@@ -125,7 +124,7 @@ class ModelUpdate:
         Args:
           loss: Scalar.
         """
-        weights = [v.value for v in self._model.trainable_variables]
+        weights = self.trainable_weights()
         # A tape would compute all gradients on the current device. tf.gradients
         # computes the gradient of each operation on the operation's device, so that
         # each tower differentiates its own part
@@ -138,10 +137,9 @@ class ModelUpdate:
         return with_known_shapes(gradients, weights)
 
     def shard(self, spans: Sequence[Span]) -> OptimizerShard:
-        weights = self._model.trainable_variables
         return OptimizerShard(
             self._optimizer,
-            weights,
+            self._model.trainable_variables,
             spans,
             self._clip_global_norm,
             lambda: self._layer_state.assigned,
@@ -162,8 +160,7 @@ class ModelUpdate:
         return [value for value in values if value.dtype.is_floating]
 
     def weight_norm(self) -> tf.Tensor:
-        weights = [v.value for v in self._model.trainable_variables]
-        return _norm_where_they_are(weights)
+        return _norm_where_they_are(self.trainable_weights())
 
     def observe(
         self, outputs: ReplicaOutputs, with_histograms: tf.Tensor
@@ -176,15 +173,11 @@ class ModelUpdate:
           outputs: Sum over replicas, before clipping.
           with_histograms: bool scalar; if False, the histograms are zeros.
         """
-        weights = [v.value for v in self._model.trainable_variables]
+        weights = self._model.trainable_variables
         gradients = [sum_duplicates(gradient) for gradient in outputs.gradients]
-        details = {
-            "gradient_norm": _global_norm(gradients),
-        }
-        paths = [variable.path for variable in self._model.trainable_variables]
-        for name, weight, gradient in zip(
-            unique_names(paths), weights, gradients, strict=True
-        ):
+        details = {"gradient_norm": _global_norm(gradients)}
+        names = unique_names([weight.path for weight in weights])
+        for name, weight, gradient in zip(names, weights, gradients, strict=True):
             if gradient is None:
                 continue
             sparse = isinstance(gradient, tf.IndexedSlices)
@@ -224,16 +217,8 @@ def _norm_where_they_are(variables: Sequence[tf.Variable]) -> tf.Tensor:
 
 def _global_norm(gradients: Sequence[Any]) -> tf.Tensor:
     """Returns the norm of all together, in float64 if layers have several types."""
-    gradients = list(map(widened, gradients))
-    if len(_dtypes(gradients)) < 2:
-        return tf.linalg.global_norm(gradients)
-    norms = [
-        tf.cast(tf.linalg.global_norm([gradient]), tf.float64)
-        for gradient in gradients
-        if gradient is not None
-    ]
+    present = [widened(gradient) for gradient in gradients if gradient is not None]
+    if len({gradient.dtype for gradient in present}) < 2:
+        return tf.linalg.global_norm(present)
+    norms = [tf.cast(tf.linalg.global_norm([one]), tf.float64) for one in present]
     return tf.norm(tf.stack(norms))
-
-
-def _dtypes(gradients: Sequence[Any]) -> set[tf.DType]:
-    return {gradient.dtype for gradient in gradients if gradient is not None}
