@@ -9,10 +9,7 @@ import keras
 import tensorflow as tf
 
 from strategies.common.types import Batch
-from trainers.model.random_numbers.replayed import (
-    ReplayedRandomNumbers,
-    replayed_or_not,
-)
+from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
 from trainers.model.random_numbers.seeds import keyed_states, step_key
 from trainers.model.random_numbers.tensorflow_draws import TensorFlowDraws
 
@@ -48,5 +45,8 @@ class StepRandomNumbers:
         # Stages are traced one by one, and each counts its draws from 1.
         if self._stage:
             key = tf.random.fold_in(key, tf.constant(self._stage, tf.int64))
-        with replayed_or_not(self._replayed, batch.indices), self._draws.keyed(key):
+        with contextlib.ExitStack() as block:
+            if self._replayed is not None:
+                block.enter_context(self._replayed.replayed(batch.indices))
+            block.enter_context(self._draws.keyed(key))
             yield

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -40,8 +40,9 @@ class ReplayedRandomNumbers:
             lambda: random_functions_replaced(self.draw)
         )
 
-    @contextlib.contextmanager
-    def replayed(self, examples: tf.Tensor | tf.Variable) -> Iterator[None]:
+    def replayed(
+        self, examples: tf.Tensor | tf.Variable
+    ) -> contextlib.AbstractContextManager[None]:
         """Draws the numbers of some examples in the block, in this thread.
 
         A layer that is called several times has another seed each time.
@@ -49,8 +50,7 @@ class ReplayedRandomNumbers:
         Args:
           examples: Indices in the data set of the rows of a replica, int64 [rows].
         """
-        with self._examples.having(examples):
-            yield
+        return self._examples.having(examples)
 
     def draw(self, name: str, seed: tf.Tensor) -> Callable[..., tf.Tensor] | None:
         """Returns a function to call in place of one of Keras's; None to call that.
@@ -181,10 +181,3 @@ class _Draw:
 def _moved(numbers: tf.Tensor, mean: Any, stddev: Any, dtype: Any) -> tf.Tensor:
     numbers = tf.cast(numbers, dtype or keras.config.floatx())
     return numbers * tf.cast(stddev, numbers.dtype) + tf.cast(mean, numbers.dtype)
-
-
-def replayed_or_not(
-    numbers: ReplayedRandomNumbers | None, examples: tf.Tensor
-) -> contextlib.AbstractContextManager[None]:
-    """Returns the context of `replayed`, or an empty one without numbers."""
-    return contextlib.nullcontext() if numbers is None else numbers.replayed(examples)
