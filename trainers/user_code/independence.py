@@ -65,67 +65,55 @@ def check_independence(judges: Sequence[Judge], labels: Any, predictions: Any) -
     """
     flat = tf.nest.flatten(predictions)
     is_large = sum(value.shape.num_elements() for value in flat) > _MANY
+    count = flat[0].shape[0]
+    alone = [[row] for row in range(count)]
+    halves = [rows for rows in (range(count // 2), range(count // 2, count)) if rows]
     for judge in judges:
-        _check_rows(judge, labels, predictions)
+        _mean_of_parts(judge, labels, predictions, alone)
         # An argmax over the examples is found out by predictions in another order.
-        for shift in range(1 if is_large else flat[0].shape[0]):
+        for shift in range(1 if is_large else count):
             rolled = functools.partial(tf.roll, shift=shift, axis=0)
-            _check_mean(judge, labels, tf.nest.map_structure(rolled, predictions))
+            others = tf.nest.map_structure(rolled, predictions)
+            found = _mean_of_parts(judge, labels, others, halves)
+            expected = judge.reduced(labels, others)
+            if not agree(found, expected):
+                raise UsageError(
+                    f"{judge.title} is {float(expected):g} in fit and {float(found):g} "
+                    f"as the mean of its examples' values ({_shapes(labels, others)}): "
+                    "return one value for each example, without their mean."
+                )
 
 
-def _check_rows(judge: Judge, labels: Any, predictions: Any) -> None:
-    count = tf.nest.flatten(predictions)[0].shape[0]
+def _mean_of_parts(
+    judge: Judge, labels: Any, predictions: Any, parts: Sequence[Sequence[int]]
+) -> tf.Tensor:
+    """Returns the mean of the examples' values, if it is that of the parts' values.
+
+    A part is the rows of some examples, and all parts together are all examples.
+    """
+    count = sum(map(len, parts))
     values = judge(labels, predictions, count)
     if values.shape != (count,):
         raise UsageError(
             f"{judge.title} gives {values.shape[0]} values for {count} examples: "
             "return a tensor whose first axis is that of the examples."
         )
-    total = _total(judge, labels, predictions)
-    alone = [
-        judge(rows_of(labels, [i]), rows_of(predictions, [i]), count, None, total)
-        for i in range(count)
+    weights = judge.weight_of_rows(labels, predictions, None)
+    total = None if weights is None else tf.reduce_sum(weights)
+    of_parts = [
+        judge(rows_of(labels, rows), rows_of(predictions, rows), count, None, total)
+        for rows in parts
     ]
     found = tf.reduce_mean(values)
-    _require_additive(judge, found, tf.concat(alone, 0), labels, predictions)
-
-
-def _require_additive(
-    judge: Judge, found: Any, of_parts: Any, labels: Any, predictions: Any
-) -> None:
     # Only sums over examples are ever used.
-    if not agree(found, tf.reduce_mean(of_parts)):
+    if not agree(found, tf.reduce_mean(tf.concat(of_parts, 0))):
         raise PerBatchError(
             f"{judge.title} gives examples another value beside other examples, so "
             f"that replicas cannot share a batch ({_shapes(labels, predictions)}): "
             "return a function of each example by itself, of labels and predictions "
             "of one shape."
         )
-
-
-def _check_mean(judge: Judge, labels: Any, predictions: Any) -> None:
-    values = judge(labels, predictions)
-    count = values.shape[0]
-    total = _total(judge, labels, predictions)
-    parts = [
-        judge(rows_of(labels, rows), rows_of(predictions, rows), count, None, total)
-        for rows in (range(count // 2), range(count // 2, count))
-        if rows
-    ]
-    found = tf.reduce_mean(values)
-    _require_additive(judge, found, tf.concat(parts, 0), labels, predictions)
-    expected = judge.reduced(labels, predictions)
-    if not agree(found, expected):
-        raise UsageError(
-            f"{judge.title} is {float(expected):g} in fit and {float(found):g} as the "
-            f"mean of its examples' values ({_shapes(labels, predictions)}): return "
-            "one value for each example, without their mean."
-        )
-
-
-def _total(judge: Judge, labels: Any, predictions: Any) -> Any:
-    weights = judge.weight_of_rows(labels, predictions, None)
-    return None if weights is None else tf.reduce_sum(weights)
+    return found
 
 
 def agree(found: Any, expected: Any, rounding: Any = 0.0) -> bool:
