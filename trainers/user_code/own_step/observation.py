@@ -24,7 +24,12 @@ from trainers.user_code.own_step.model_step import (
     flat_logs,
     regularized_weights,
 )
-from trainers.user_code.own_step.reported import results_noted, source_of
+from trainers.user_code.own_step.reported import (
+    Computed,
+    Result,
+    results_noted,
+    source_of,
+)
 from trainers.user_code.own_step.update_catcher import CaughtUpdate
 from trainers.user_code.state_remark import changes_in, remark_on, users_state
 
@@ -40,7 +45,9 @@ class Observed(NamedTuple):
       rounding: Error of each number of a gradient in half precision, float64 [n].
       is_repeatable: True if the same examples give the same gradients again, and all
         random numbers of Keras belong to single examples.
-      changes: For all examples and each half: changes of the metrics' variables.
+      changes: For each metric the changes of its variables, each [3, ...]: for all
+        examples and each half.
+      sources: See `ModelStep`.
       numbers: For each name that is reported its number, for all examples and each
         half, float64 [3].
       state_remark: Warning about the state of layers; None for none.
@@ -51,7 +58,8 @@ class Observed(NamedTuple):
     gradients: np.ndarray
     rounding: np.ndarray
     is_repeatable: bool
-    changes: Sequence[Sequence[Sequence[np.ndarray]]]
+    changes: Sequence[Sequence[np.ndarray]]
+    sources: Mapping[str, Result | Computed | None]
     numbers: Mapping[str, np.ndarray]
     state_remark: str | None
 
@@ -65,7 +73,7 @@ class Observed(NamedTuple):
         )
 
 
-def observe(step: ModelStep, few: Batch) -> tuple[Observed, dict[str, Any]]:
+def observe(step: ModelStep, few: Batch) -> Observed:
     """Runs a step on some examples and on halves of them; nothing is changed."""
     # An example gets the same ones in a half as among all.
     replayed = ReplayedRandomNumbers()
@@ -101,20 +109,20 @@ def observe(step: ModelStep, few: Batch) -> tuple[Observed, dict[str, Any]]:
     scope, sources = kept
     changes, gradients, norms, reported, states = zip(*outputs, strict=True)
     *sums, again = (tf.nest.flatten(one) for one in gradients)
-    seen = Observed(
+    return Observed(
         updates=scope.updates,
         reads_after=scope.reads_after,
         gradients=np.array(sums, np.float64),
         # Numbers of any sign add up to each, so that its own size is no bound.
         rounding=relative_rounding(step.model) * np.array(tf.nest.flatten(norms[0])),
         is_repeatable=replayed.are_of_examples and agree(again, sums[0]),
-        changes=tf.nest.map_structure(lambda one: one.numpy(), list(changes[:-1])),
+        changes=tf.nest.map_structure(lambda *parts: np.stack(parts), *changes[:-1]),
+        sources=sources,
         numbers={
             name: np.array([part[name] for part in reported[:-1]]) for name in sources
         },
         state_remark=remark_on(variables, np.array(states[:-1])),
     )
-    return seen, sources
 
 
 def _numbers(
@@ -123,8 +131,3 @@ def _numbers(
     """Returns the number that a function gives of each gradient, in float64."""
     gradients = [g for g in update.gradients.values() if g is not None]
     return [function(tf.cast(tf.convert_to_tensor(g), tf.float64)) for g in gradients]
-
-
-def by_variable(changes: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
-    """Returns a metric's changes by variable: of all examples, and of each half."""
-    return [np.array(parts) for parts in zip(*changes, strict=True)]

@@ -18,11 +18,7 @@ from trainers.user_code.own_step.model_step import (
     all_metrics,
 )
 from trainers.user_code.own_step.objective import OwnStep, OwnUpdate, passes_of
-from trainers.user_code.own_step.observation import (
-    Observed,
-    by_variable,
-    observe,
-)
+from trainers.user_code.own_step.observation import Observed, observe
 from trainers.user_code.state_remark import normalizes_batches
 
 
@@ -35,12 +31,16 @@ def own_step(model: keras.Model, few: Batch, held_out: Batch | None) -> OwnStep:
       held_out: A few examples to evaluate on; None for none.
 
     Raises:
-      UsageError: The model updates weights by other means than an optimizer, or one of
-        its metrics is no sum over examples or batches.
+      UsageError: The model's `train_step` calls no optimizer, or one of its metrics is
+        no sum over examples or batches.
     """
     _build(model, few)
     train, seen = _probed(model, "train_step", few)
-    _check_updates(model, seen)
+    if not seen.updates:
+        raise UsageError(
+            f"{type(model).__name__}.train_step hands no gradients to an optimizer: "
+            "call its apply_gradients."
+        )
     test = None
     if held_out is not None:
         test = _probed(model, "test_step", held_out)[0]
@@ -79,11 +79,8 @@ def _remark(step: ModelStep, seen: Observed) -> str | None:
         )
     names = [
         own.metric.name
-        for own, changes in zip(
-            step.metrics, zip(*seen.changes, strict=True), strict=True
-        )
-        if own.is_per_batch
-        and not (own.gets_sums or all(map(are_means, by_variable(changes))))
+        for own, changes in zip(step.metrics, seen.changes, strict=True)
+        if own.is_per_batch and not (own.gets_sums or all(map(are_means, changes)))
     ]
     if not names:
         return seen.state_remark
@@ -106,23 +103,23 @@ def _build(model: keras.Model, few: Batch) -> None:
 def _probed(model: keras.Model, name: str, few: Batch) -> tuple[ModelStep, Observed]:
     """Returns a step with its logs and metrics, and the observations."""
     step = ModelStep(model=model, name=name, metrics=_metrics_of(model))
-    seen, sources = observe(step, few)
+    seen = observe(step, few)
     metrics = [
         dataclasses.replace(
             own,
             is_per_batch=_is_per_batch(own, changes),
             gets_sums=_gets_sums(own, changes),
         )
-        for own, changes in zip(
-            step.metrics, zip(*seen.changes, strict=True), strict=True
-        )
+        for own, changes in zip(step.metrics, seen.changes, strict=True)
     ]
     summed = [
         name
         for name, parts in seen.numbers.items()
         if are_sums(parts) and not are_means(parts)
     ]
-    found = dataclasses.replace(step, metrics=metrics, sources=sources, summed=summed)
+    found = dataclasses.replace(
+        step, metrics=metrics, sources=seen.sources, summed=summed
+    )
     return found, seen
 
 
@@ -136,19 +133,15 @@ def _metrics_of(model: keras.Model) -> Sequence[OwnMetric]:
     return found
 
 
-def _is_per_batch(own: OwnMetric, changes: Sequence[Sequence[np.ndarray]]) -> bool:
+def _is_per_batch(own: OwnMetric, changes: Sequence[np.ndarray]) -> bool:
     """Returns whether a metric counts batches; False if it counts examples.
-
-    Args:
-      own: Metric of the model.
-      changes: For all examples and each half: changes of the metric's variables.
 
     Raises:
       UsageError: It does neither.
     """
-    variables = by_variable(changes)
     # Of a random loss only the count can be compared, the last variable of a mean.
-    decisive = variables[-1:] if isinstance(own.metric, _MEANS) else variables
+    is_mean = isinstance(own.metric, (keras.metrics.Mean, keras.metrics.Sum))
+    decisive = changes[-1:] if is_mean else changes
     # Sums first: a metric that has not been updated is both.
     if all(map(are_sums, decisive)):
         return False
@@ -161,32 +154,11 @@ def _is_per_batch(own: OwnMetric, changes: Sequence[Sequence[np.ndarray]]) -> bo
     )
 
 
-def _gets_sums(own: OwnMetric, changes: Sequence[Sequence[np.ndarray]]) -> bool:
-    """Returns whether a mean is one of sums over a batch.
-
-    Args:
-      own: Metric of the model.
-      changes: See `_is_per_batch`.
-    """
+def _gets_sums(own: OwnMetric, changes: Sequence[np.ndarray]) -> bool:
+    """Returns whether a mean is one of sums over a batch."""
     if not isinstance(own.metric, keras.metrics.Mean):
         return False
-    total, count = by_variable(changes)
+    total, count = changes
     if not np.all(count):
         return False
     return are_sums(total / count) and not are_means(total / count)
-
-
-_MEANS = (keras.metrics.Mean, keras.metrics.Sum)
-
-
-def _check_updates(model: keras.Model, seen: Observed) -> None:
-    """Refuses a `train_step` whose updates replicas cannot share.
-
-    Raises:
-      UsageError: It calls no optimizer.
-    """
-    title = f"{type(model).__name__}.train_step"
-    if not seen.updates:
-        raise UsageError(
-            f"{title} hands no gradients to an optimizer: call its apply_gradients."
-        )
