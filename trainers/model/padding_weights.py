@@ -13,7 +13,7 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from models.base import Build, Examples, Settings, TrainableModel
+from models.base import Examples, Settings, TrainableModel
 from models.objective import Objective
 from strategies.common.private_apis.models import takes_weights
 from strategies.inner_loop.reduction import bytes_of
@@ -43,16 +43,11 @@ class WithBallast:
     spec: TrainableModel
     num_weights: int
 
-    @property
-    def build(self) -> Build:
-        """Function that builds the model and adds the ballast; see `TrainableModel`."""
-
-        def build(data: Examples, settings: Settings) -> keras.Model:
-            model = self.spec.build(data, settings)
-            add_ballast(model, self.num_weights)
-            return model
-
-        return build
+    def build(self, data: Examples, settings: Settings) -> keras.Model:
+        """Builds the model and adds the ballast; see `Build`."""
+        model = self.spec.build(data, settings)
+        add_ballast(model, self.num_weights)
+        return model
 
     def objective(self, model: keras.Model, label_smoothing: float) -> Objective:
         """Returns the objective of the model without ballast; see `TrainableModel`."""

@@ -249,10 +249,9 @@ def _of_dataset(dataset: tf.data.Dataset) -> ArraySource:
     if not elements:
         raise _Unusable("returned a tf.data.Dataset without elements.")
     try:
-        stacked = tf.nest.map_structure(_stacked, *elements)
+        features, labels = tf.nest.map_structure(_stacked, *elements)
     except ValueError as error:
         raise _Unusable(_SEVERAL_SHAPES) from error
-    features, labels = stacked
     return ArraySource(_arrays(features), _arrays(labels))
 
 
@@ -290,16 +289,15 @@ def _arrays(values: Any) -> Any:
         raise _Unusable(
             f"returned {shown(repr(values))} where an array is needed: {_ACCEPTED}."
         )
-    if array.dtype.kind not in _KINDS and not _is_bfloat16(array):
+    # NumPy has no kind for bfloat16.
+    is_known = array.dtype.kind in _KINDS or array.dtype == tf.bfloat16.as_numpy_dtype
+    if not is_known:
         raise _Unusable(
             f"returned an array of {array.dtype}, which is neither numbers nor "
             "strings: turn it into numbers."
         )
-    return (
-        array.astype(np.int64)
-        if array.dtype.kind in "iu" and array.ndim == 1
-        else array
-    )
+    are_ids = array.dtype.kind in "iu" and array.ndim == 1
+    return array.astype(np.int64) if are_ids else array
 
 
 def _array(values: Any) -> np.ndarray:
@@ -323,11 +321,6 @@ def _array(values: Any) -> np.ndarray:
             return array
         raise _Unusable(_SEVERAL_SHAPES)
     return array
-
-
-def _is_bfloat16(array: np.ndarray) -> bool:
-    """Returns whether a type is bfloat16, for which NumPy has no kind."""
-    return array.dtype == tf.bfloat16.as_numpy_dtype
 
 
 def _tuples(values: Any) -> Any:
