@@ -38,11 +38,7 @@ class CallbackState:
     """
 
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback]):
-        """Looks at the callbacks as the program has made them.
-
-        Args:
-          callbacks: Callbacks of a `fit`, before its first epoch.
-        """
+        """Looks at callbacks of a `fit` as the program has made them."""
         self._callbacks = callbacks
         # The program may give a resumed run another argument. It is kept only if the
         # callback itself has changed it.
@@ -132,9 +128,6 @@ def state_of_history(history: keras.callbacks.History) -> dict[str, Any]:
     """Returns the logs of all epochs as JSON values, and the epochs' numbers.
 
     Logs that are no numbers, texts or arrays are left out.
-
-    Args:
-      history: History of a `fit`.
     """
     logs = {
         name: content

@@ -17,10 +17,6 @@ from trainers.user_code import wrap_user_errors
 def epochs_of_run(parts: TrainingParts, is_chief: bool) -> Epochs | None:
     """Returns the epochs of a run, at whose ends callbacks run; None without any.
 
-    Args:
-      parts: Parts of the run.
-      is_chief: True on the task that runs callbacks.
-
     Raises:
       UsageError: The function of --callbacks returns something else.
     """

@@ -44,14 +44,7 @@ class ChiefCallbacks:
         is_chief: bool,
         last_epoch: int,
     ):
-        """Calls no callback yet.
-
-        Args:
-          arguments: Arguments of `fit`.
-          parts: Parts of the run.
-          is_chief: True on the task that runs callbacks.
-          last_epoch: Number of the epoch in which training ends.
-        """
+        """Calls no callback yet; training ends in `last_epoch`."""
         given = arguments.callbacks
         self.history: keras.callbacks.History = PlainHistory()
         self.observe_batches = any(map(observes_batches, given))
@@ -82,11 +75,7 @@ class ChiefCallbacks:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continues with the state of a checkpoint.
-
-        Args:
-          state: State that has what `state` returned; empty for a new run.
-        """
+        """Continues with the state of a checkpoint, which is empty for a new run."""
         history = dict(state.get("history", {}))
         history.pop(STOPPED, None)
         self._restored = restored_history(history)
@@ -143,9 +132,7 @@ class ChiefCallbacks:
 def _of_chief(strategy: Strategy, content: Any) -> Any:
     """Returns what JSON makes of the chief's content, on every task.
 
-    Args:
-      strategy: Strategy with the tasks, all of which call this function.
-      content: Content of this task; that of other tasks than the chief is ignored.
+    All tasks call this function; the content of others than the chief is ignored.
     """
     text = tf.io.decode_raw(json.dumps(content), tf.uint8)
     # Other tasks learn how long the text is before they can receive it.

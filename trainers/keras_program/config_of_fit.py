@@ -18,11 +18,6 @@ _DEFAULT_BATCH_SIZE = 32
 def config_of_fit(config: Config, arguments: FitArguments, data: Data) -> Config:
     """Returns the configuration of one `fit`; flags that are given override it.
 
-    Args:
-      config: Configuration of the run.
-      arguments: Arguments of the call.
-      data: Data of the call.
-
     Raises:
       UsageError: A batch size is given for data that have batches.
     """

@@ -30,11 +30,7 @@ from trainers.keras_program.streams.stream import ProgramStream
 
 
 def data_of_fit(arguments: FitArguments, seed: int) -> Data:
-    """Returns the examples to train and to validate on.
-
-    Args:
-      arguments: Arguments of `fit`.
-      seed: Seed of the order of batches.
+    """Returns the examples to train and to validate on; a seed orders batches.
 
     Raises:
       UsageError: They are of a kind that is not taken.

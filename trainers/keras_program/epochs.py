@@ -39,14 +39,7 @@ class Epochs:
         is_chief: bool,
         fit: Callable[..., keras.callbacks.History] | None = None,
     ):
-        """Calls no callback yet.
-
-        Args:
-          arguments: Arguments of `fit`.
-          parts: Parts of the run.
-          is_chief: True on the task that runs callbacks.
-          fit: See the class.
-        """
+        """Calls no callback yet."""
         self.arguments = arguments
         self.fit = fit
         self.lengths = arguments.lengths(parts.order.steps_per_epoch)
@@ -75,11 +68,7 @@ class Epochs:
         return self._parts.order.first_step
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continues with the state of a checkpoint.
-
-        Args:
-          state: State as `state` returned it; empty for a new run.
-        """
+        """Continues with the state of a checkpoint, which is empty for a new run."""
         self.window.restore(state.get("epoch_sums", {}))
         self.is_stopped = bool(state.get("history", {}).get(STOPPED, False))
         self.callbacks.restore(state)
@@ -136,11 +125,7 @@ class Epochs:
         self.callbacks.share_all()
 
     def end_validation(self, validated: Mapping[str, float]) -> None:
-        """Calls callbacks after the held-out examples have been evaluated.
-
-        Args:
-          validated: Results of the validation.
-        """
+        """Calls callbacks after the held-out examples have been evaluated."""
         logs = self._reported(validated, training=False)
         self.callbacks.call("on_test_end", logs)
         self.callbacks.share()
@@ -155,12 +140,7 @@ class Epochs:
     def end(
         self, logs: dict[str, float], validated: Mapping[str, float] | None
     ) -> None:
-        """Ends an epoch, and begins the next one if there is one.
-
-        Args:
-          logs: Result of `end_training`.
-          validated: Results of the validation; None without.
-        """
+        """Ends an epoch with the logs of `end_training`, and begins the next one."""
         epoch = self._epoch_of(self._step() - 1)
         validated = self._reported(validated or {}, training=False)
         logs |= {f"val_{name}": value for name, value in validated.items()}

@@ -21,11 +21,7 @@ def whole_executions(
 ) -> Iterator[None]:
     """Lets executions end where epochs and the training end, in the block.
 
-    Args:
-      model: Compiled model of the program.
-      num_steps: Number of steps of the training.
-      steps_per_epoch: Number of steps of an epoch.
-      most: Largest number of steps of an execution; None for the program's.
+    They have at most `most` steps, or as many as the program's.
     """
     compiled = model.steps_per_execution
     common = math.gcd(num_steps, steps_per_epoch)

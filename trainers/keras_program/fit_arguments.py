@@ -19,7 +19,8 @@ class EpochLengths:
     """Numbers of steps of epochs, which Keras also ends where its data end.
 
     The next epoch begins with the first batch again
-    (keras/src/trainers/epoch_iterator.py, `_enumerate_iterator`).
+    (keras/src/trainers/epoch_iterator.py, `_enumerate_iterator`). A step or an epoch is
+    given as the number of those before it.
 
     Attributes:
       most_steps: Number of steps of an epoch that is not cut short.
@@ -42,10 +43,7 @@ class EpochLengths:
         return None if self.num_batches % shortest else shortest
 
     def equal(self, num_steps: int) -> int:
-        """Returns the number of steps of every epoch.
-
-        Args:
-          num_steps: Number of steps of all epochs.
+        """Returns the number of steps of every epoch of a training.
 
         Raises:
           UsageError: Epochs have several lengths.
@@ -62,11 +60,7 @@ class EpochLengths:
         )
 
     def remark(self, num_steps: int) -> str | None:
-        """Returns a warning if the data end before an epoch does; None otherwise.
-
-        Args:
-          num_steps: Number of steps of all epochs.
-        """
+        """Returns a warning if the data end before an epoch does; None otherwise."""
         if self.most_steps <= self.num_batches and (
             self.of_all is not None or num_steps <= self.num_batches
         ):
@@ -83,30 +77,18 @@ class EpochLengths:
         )
 
     def start(self, epoch: int) -> int:
-        """Returns the number of steps before an epoch.
-
-        Args:
-          epoch: Number of earlier epochs.
-        """
+        """Returns the number of steps before an epoch."""
         # Each pass begins an epoch, also after a shorter epoch.
         passes, of_pass = divmod(epoch, self.epochs_per_pass)
         return passes * self.num_batches + of_pass * self.most_steps
 
     def epoch_of(self, step: int) -> int:
-        """Returns the number of the epoch, from 0, that a step is in.
-
-        Args:
-          step: Number of earlier steps.
-        """
+        """Returns the epoch of a step."""
         passes, of_pass = divmod(step, self.num_batches)
         return passes * self.epochs_per_pass + of_pass // self.most_steps
 
     def batch_of(self, step: int) -> int:
-        """Returns the number of earlier steps in the epoch of a step.
-
-        Args:
-          step: Number of earlier steps.
-        """
+        """Returns the number of earlier steps in the epoch of a step."""
         return step - self.start(self.epoch_of(step))
 
 
@@ -139,24 +121,14 @@ class FitArguments:
         return epoch + 1 in self.validation_freq
 
     def lengths(self, num_batches: int) -> EpochLengths:
-        """Returns the numbers of steps of the epochs.
-
-        Args:
-          num_batches: Number of batches of a pass over the data.
-        """
+        """Returns the numbers of steps of epochs, by the batches of a pass."""
         return EpochLengths(self.steps_per_epoch or num_batches, num_batches)
 
 
 def arguments_of_call(
     fit: Callable[..., Any], model: keras.Model, args: Any, kwargs: Any
 ) -> FitArguments:
-    """Returns the arguments of one call of `fit`.
-
-    Args:
-      fit: Keras's own `fit`, whose signature names the arguments.
-      model: Model whose `fit` was called.
-      args: Positional arguments.
-      kwargs: Arguments by name.
+    """Returns the arguments of one call of Keras's `fit`.
 
     Raises:
       UsageError: `fit` has no such argument, or cannot use a number.
@@ -196,9 +168,6 @@ def _limit(given: dict[str, Any]) -> None:
     A limit of steps is also the number of steps where a call gives none
     (keras/src/trainers/epoch_iterator.py). KERAS_MAX_EPOCHS and
     KERAS_MAX_STEPS_PER_EPOCH of the environment set limits too.
-
-    Args:
-      given: Arguments of `fit`, which are changed.
     """
     most_steps = keras.config.max_steps_per_epoch()
     limits = {

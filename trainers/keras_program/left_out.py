@@ -86,10 +86,6 @@ def without_backup(arguments: FitArguments, warn: Warn) -> FitArguments:
     """Returns the arguments of a `fit` without BackupAndRestore.
 
     In a resumed run it would load its weights after the checkpoint.
-
-    Args:
-      arguments: Arguments of `fit`.
-      warn: Function that prints a warning.
     """
     kept = [
         callback
@@ -108,8 +104,7 @@ def without_backup(arguments: FitArguments, warn: Warn) -> FitArguments:
 def settings_left_out(warn: Warn) -> Iterator[None]:
     """Replaces strategies and settings of TensorFlow in the block that runs a program.
 
-    Args:
-      warn: Function that prints a warning, called where the program uses one of them.
+    A warning is printed where the program uses one of them.
     """
     with contextlib.ExitStack() as block:
         block.enter_context(

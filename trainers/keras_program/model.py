@@ -51,12 +51,7 @@ class LentModel:
     """
 
     def __init__(self, model: keras.Model, flag: str):
-        """Keeps the model as it is.
-
-        Args:
-          model: Compiled model, perhaps not built yet.
-          flag: Flag that names the program, for messages.
-        """
+        """Keeps the model, perhaps not built yet; `flag` names it in messages."""
         self.model = model
         self.remark: str | None = None
         self._flag = flag
@@ -69,9 +64,7 @@ class LentModel:
     def spec(self, data: Data, config: Config) -> CustomModel:
         """Returns a description of the model that can be built in a strategy's scope.
 
-        Args:
-          data: Examples of the call of `fit`.
-          config: Configuration, whose given settings take precedence.
+        Given settings of the configuration take precedence over the program's.
         """
         few = functools.cache(lambda: few_examples(data.to_look_at))
 

@@ -64,15 +64,7 @@ class Program:
         console: Console,
         train: Train,
     ):
-        """Runs nothing yet.
-
-        Args:
-          config: Configuration of the run.
-          cluster: This process's place in the cluster.
-          strategy: Strategy of the run.
-          console: Output of the process.
-          train: Function that trains.
-        """
+        """Runs nothing yet."""
         self._config = config
         self._cluster = cluster
         self._strategy = strategy

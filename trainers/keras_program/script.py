@@ -58,10 +58,6 @@ _WRITERS = (
 def run_script(path: str, arguments: Sequence[str]) -> None:
     """Runs a file as `python path arguments` does.
 
-    Args:
-      path: Path of a Python file.
-      arguments: Its command line after the path.
-
     Raises:
       BaseException: The program raised it.
     """
@@ -78,13 +74,7 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
 def failure_of_script(
     path: str, arguments: Sequence[str], error: BaseException
 ) -> UsageError:
-    """Returns one line on an error that a program raised.
-
-    Args:
-      path: Path of the program.
-      arguments: Its command line after the path.
-      error: What it raised.
-    """
+    """Returns one line on an error that a program raised."""
     if isinstance(error, SystemExit) and _ended_in(error) in _PARSERS:
         received = shown(shlex.join(arguments)) if arguments else "none"
         return UsageError(
@@ -105,15 +95,7 @@ def _ended_in(error: BaseException) -> str:
 
 
 def _line_of(path: str, error: BaseException) -> str:
-    """Returns the line of a program that an error came through, such as `, line 12,`.
-
-    Args:
-      path: Path of the program.
-      error: What it raised.
-
-    Returns:
-      The number of its innermost call; empty if the error has none.
-    """
+    """Returns the line of a program's innermost call in an error, as `, line 12,`."""
     if isinstance(error, SyntaxError) and error.lineno:
         return f", line {error.lineno},"
     # The last one is the innermost call in the program's own file.

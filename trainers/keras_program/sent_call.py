@@ -50,11 +50,6 @@ class SentCall:
     ) -> pathlib.Path:
         """Writes a call of `model.fit`, and returns a program that calls it.
 
-        Args:
-          model: Compiled model.
-          args: Arguments by position.
-          kwargs: Arguments by name.
-
         Raises:
           UsageError: The model or an argument cannot be written.
         """
@@ -103,11 +98,7 @@ class SentCall:
             return keras.saving.load_model(self.folder / _MODEL, safe_mode=False)
 
     def receive(self, model: keras.Model) -> keras.callbacks.History:
-        """Gives a model what it has become, and returns what `fit` returned.
-
-        Args:
-          model: Model that was sent.
-        """
+        """Gives a model what it has become, and returns what `fit` returned."""
         with keras.saving.custom_object_scope(_of_notebook()):
             trained = keras.saving.load_model(self.folder / _TRAINED, safe_mode=False)
         if not model.built:

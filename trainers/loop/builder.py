@@ -57,10 +57,6 @@ from trainers.user_code.own_step.objective import OwnStep
 def create_strategy(config: Config, cluster: Cluster) -> Strategy:
     """Creates the strategy: claims devices and waits for the cluster's other tasks.
 
-    Args:
-      config: Configuration of the run.
-      cluster: This process's place in the cluster.
-
     Raises:
       UsageError: This machine or cluster cannot run the strategy.
     """
@@ -69,10 +65,6 @@ def create_strategy(config: Config, cluster: Cluster) -> Strategy:
 
 def assemble(config: Config, strategy: Strategy) -> TrainingParts:
     """Opens the data and builds the model and the update. Writes no file.
-
-    Args:
-      config: Configuration of the run.
-      strategy: Strategy from `create_strategy`.
 
     Raises:
       UsageError: The settings, the strategy, the data and the model do not fit
@@ -104,13 +96,6 @@ def assemble_parts(
     phase: Phase = ONLY_PHASE,
 ) -> TrainingParts:
     """Assembles a run from a given strategy, data set and model.
-
-    Args:
-      config: Configuration of the run.
-      strategy: Strategy from `create_strategy`.
-      data: Training and evaluation examples.
-      spec: Description of the model.
-      phase: Place of the training among several.
 
     Raises:
       UsageError: The settings, the strategy, the data and the model do not fit
@@ -208,14 +193,7 @@ def build_model_parts(
     spec: TrainableModel,
     train_steps: int,
 ) -> ModelParts:
-    """Builds the model and all variables in the strategy's scope.
-
-    Args:
-      config: Configuration of the run.
-      strategy: Strategy of the run.
-      data: Training and evaluation examples.
-      spec: Description of the model.
-      train_steps: Number of updates of this training.
+    """Builds the model and all variables in the strategy's scope, for some updates.
 
     Raises:
       UsageError: The model does not fit the settings, the data or the strategy.

@@ -103,14 +103,10 @@ def check_compiled_optimizer(
 
 
 def check_overwritten(model: keras.Model, num_parts: int) -> None:
-    """Refuses layers whose gradients are no sums over examples.
+    """Refuses layers whose gradients do not add up over the parts of a batch.
 
     Keras's float8 layers return a new scale and the largest values of a batch in place
     of gradients (keras/src/layers/core/dense.py, `_float8_call`).
-
-    Args:
-      model: Model with all its layers built.
-      num_parts: Number of parts of a global batch.
 
     Raises:
       UsageError: The model has such a layer, and a batch has several parts.
@@ -132,12 +128,8 @@ def check_shardable(
 ) -> None:
     """Checks that --shard_optimizer_state can divide the update of a model.
 
-    Args:
-      optimizer: Optimizer, or several.
-      model: Model that it trains.
-      objective: Objective of the model.
-      keeps_rows: True if the optimizer is to see each row of a sparse gradient by
-        itself, as in `fit`.
+    `keeps_rows` is True if the optimizer is to see each row of a sparse gradient by
+    itself, as in `fit`.
 
     Raises:
       UsageError: An update of slices would be another than that of whole weights.

@@ -49,11 +49,7 @@ _KNOWN_PACKAGES = ("keras", "tensorflow")
 
 
 def obstacles_of_model(model: keras.Model) -> Iterator[str]:
-    """Yields each part of a model that is unknown or slow under XLA, in words.
-
-    Args:
-      model: Model with all its layers built.
-    """
+    """Yields each part of a built model that is unknown or slow under XLA, in words."""
     tables: list[tf.Variable] = []
     for layer in flat_layers(model):
         name = f"layer {layer.name!r} ({type(layer).__name__})"

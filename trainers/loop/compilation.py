@@ -65,12 +65,7 @@ def compilation_of(
 ) -> Compilation:
     """Decides which part of a training XLA compiles.
 
-    Args:
-      config: Configuration of the run.
-      strategy: Strategy of the run.
-      model: Model with all its layers built.
-      objective: Loss and metrics of the model.
-      largest_span: Size that no span of the batches exceeds; None if unknown.
+    No span of the batches exceeds `largest_span`, which is None if unknown.
     """
     asked = config.model.jit_compile
     is_given = "jit_compile" in config.given

@@ -252,14 +252,7 @@ def run_loop(
 def _until_due(
     callbacks: Sequence[When], step: int, last_step: int, most_steps: int
 ) -> tuple[int, SummaryLevel]:
-    """Returns the last step of the next call, and the detail of its summaries.
-
-    Args:
-      callbacks: Callbacks with their triggers.
-      step: Number of applied updates.
-      last_step: Number of applied updates at the end of the run.
-      most_steps: Maximum number of steps in the call.
-    """
+    """Returns the last step of the next call, and the detail of its summaries."""
     # A call ends at the first step at which any callback is due.
     due = min(when.next_after(step, last_step) for when in callbacks)
     stop = min(due, last_step, step + most_steps)

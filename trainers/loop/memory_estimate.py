@@ -62,9 +62,6 @@ class MemoryEstimate:
 def estimate_memory(assembly: TrainingParts) -> Mapping[str, MemoryEstimate]:
     """Estimates the bytes needed in each memory.
 
-    Args:
-      assembly: Parts of the run.
-
     Returns:
       Estimates by memory: `GPU:0`, or `worker-0 CPU` for all CPU devices of a process.
     """
@@ -97,12 +94,7 @@ def _of_replicas(assembly: TrainingParts) -> Iterator[tuple[str, int, int]]:
 
 
 def _of_stages(pipeline: Pipeline, num_rows: int) -> Iterator[tuple[str, int, int]]:
-    """Yields the device of each stage, and its bytes of gradients and activations.
-
-    Args:
-      pipeline: Stages of the model.
-      num_rows: Rows of a step.
-    """
+    """Yields the device of each stage, and its bytes of gradients and activations."""
     count, stages = pipeline.num_microbatches, pipeline.stages
     rows = -(-num_rows // count)
     for stage in stages:
@@ -123,9 +115,6 @@ def bytes_of_activations(model: keras.Model) -> int:
 
     Layers inside a custom layer of the user are unknown before they run; only the
     output of such a layer counts.
-
-    Args:
-      model: Model with all its layers built.
     """
     size = 0
     for layer in flat_layers(model):
@@ -147,13 +136,7 @@ def largest(estimates: Mapping[str, MemoryEstimate]) -> tuple[str, MemoryEstimat
 
 
 def warning_of(name: str, estimate: MemoryEstimate, capacity: int | None) -> str | None:
-    """Returns a one-line warning if a memory is too small; None otherwise.
-
-    Args:
-      name: Name of the memory.
-      estimate: Bytes needed in the memory.
-      capacity: Bytes that the memory has; None if unknown.
-    """
+    """Returns a one-line warning if a memory is known to be too small, or None."""
     if capacity is None or estimate.total <= capacity:
         return None
     return (
@@ -164,11 +147,7 @@ def warning_of(name: str, estimate: MemoryEstimate, capacity: int | None) -> str
 
 
 def capacity_of(name: str) -> int | None:
-    """Returns the bytes of a memory; None if unknown.
-
-    Args:
-      name: Name from `estimate_memory`, of a GPU or of the machine.
-    """
+    """Returns the bytes of a memory, named as by `estimate_memory`; None if unknown."""
     kind, _, number = name.rpartition(" ")[2].partition(":")
     if kind != "GPU":
         return psutil.virtual_memory().total

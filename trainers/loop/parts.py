@@ -85,13 +85,7 @@ class ModelParts:
     def train_step(
         self, config: Config, strategy: Strategy, jit_compile: bool
     ) -> TrainStep | PipelineStep:
-        """Returns the training step of one replica.
-
-        Args:
-          config: Configuration of the run.
-          strategy: Strategy of the run.
-          jit_compile: True if XLA compiles the step by itself.
-        """
+        """Returns the training step of one replica, which XLA may compile by itself."""
         replays = config.model.replayable_random_numbers
         settings = StepSettings(
             seed=config.run.seed,
@@ -141,11 +135,7 @@ class ModelParts:
         )
 
     def logs(self, sums: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the logs of `fit`, and leaves the model's metrics as it does.
-
-        Args:
-          sums: Sums over examples, as in `Objective.results`.
-        """
+        """Returns the logs of `fit` for some sums, and sets metrics as it does."""
         for variable, value in self.objective.metric_state(sums):
             variable.assign(value)
         return self.objective.results(sums)
@@ -230,11 +220,7 @@ class TrainingParts(ModelParts):
         return int(self.step.numpy())
 
     def batches(self, first_step: int) -> GlobalBatches:
-        """Returns the training batches from a step to the end of the run.
-
-        Args:
-          first_step: Number of updates already applied.
-        """
+        """Returns the training batches from a step to the end of the run."""
         return batches_of(
             self.data.train,
             self.order,

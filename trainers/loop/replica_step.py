@@ -25,14 +25,7 @@ def replica_step(
     config: Config,
     strategy: Strategy,
 ) -> ReplicaFunction:
-    """Returns the step of one replica, with accumulation and statistics if wanted.
-
-    Args:
-      train_step: Step without them.
-      parts: Model and objective of the step.
-      config: Configuration of the run.
-      strategy: Strategy of the run.
-    """
+    """Returns the step of one replica, with accumulation and statistics if wanted."""
     step: ReplicaFunction = train_step
     num_parts = config.strategy.gradient_accumulation_steps
     if isinstance(train_step, OwnTrainStep):
@@ -60,13 +53,6 @@ def shared_tables(
     The user's optimizer gets the rows of a gradient one by one, as from `fit`. Where
     replicas or micro-batches divide a batch, each of them has all rows of a table of
     positions, and Keras's optimizers would square the parts of a row one by one.
-
-    Args:
-      train_step: Step of one replica.
-      parts: Model and objective of the step.
-      config: Configuration of the run.
-      strategy: Strategy of the run.
-      data: Data of which a few examples are looked at.
 
     Returns:
       Places among the trainable variables.

@@ -53,9 +53,6 @@ class Clock:
     def measure(self, kind: str) -> Iterator[Timer]:
         """Adds the duration of a block to one kind.
 
-        Args:
-          kind: Kind of work.
-
         Yields:
           Timer with the duration, set once the block ends.
         """

@@ -29,10 +29,6 @@ _RIGHT, _WRONG = np.array([20, 110, 50]), np.array([190, 30, 30])
 def confusion_of(classes: ClassPredictions, batch: Batch) -> tf.Tensor:
     """Counts the rows by true and predicted class.
 
-    Args:
-      classes: True and predicted class of each row of the batch.
-      batch: Batch that marks the rows that count.
-
     Returns:
       float64 [classes, classes]; rows are true classes, columns are predicted classes.
     """

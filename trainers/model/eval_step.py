@@ -25,13 +25,7 @@ class EvalStep:
         objective: Objective,
         variables: Sequence[keras.Variable] = (),
     ):
-        """Traces nothing yet.
-
-        Args:
-          model: Model to call.
-          objective: Loss and metrics.
-          variables: Trained variables, which may be regularized.
-        """
+        """Traces nothing yet; `variables` are trained, and may be regularized."""
         self._model = model
         self._objective = objective
         self._variables = variables

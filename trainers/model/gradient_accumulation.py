@@ -110,11 +110,8 @@ def _any_number_of_rows(value: Any) -> tf.TensorShape:
 def check_accumulable(model: keras.Model, num_microbatches: int) -> None:
     """Rejects layers whose replicas communicate within the forward pass.
 
-    TensorFlow cannot run their collectives inside a loop.
-
-    Args:
-      model: Model with all its layers built.
-      num_microbatches: Number of micro-batches; 1 accepts every layer.
+    TensorFlow cannot run their collectives inside a loop. A single micro-batch needs
+    none.
 
     Raises:
       UsageError: The model has such a layer.

@@ -25,12 +25,7 @@ class WithStatistics:
     """Replica step that also reports its own gradient. Satisfies `ReplicaFunction`."""
 
     def __init__(self, step: ReplicaFunction, num_shards: int):
-        """Stores the step; traces nothing.
-
-        Args:
-          step: Step that computes a replica's outputs with dense gradients.
-          num_shards: Number of shards of a global batch.
-        """
+        """Stores a step with dense gradients; traces nothing."""
         self._step = step
         self._num_shards = num_shards
 
@@ -125,8 +120,5 @@ def without_statistics(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the sums without this module's statistics.
 
     The rest are numerators of means over examples, and their denominator.
-
-    Args:
-      values: Sums of a step by name.
     """
     return {n: value for n, value in values.items() if not n.startswith(PREFIX)}

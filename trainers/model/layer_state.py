@@ -44,6 +44,9 @@ class LayerState:
     sum(w_r variance_r) + sum(w_r m_r^2) - (sum(w_r m_r))^2 (the law of total variance).
     So the moving statistics are the statistics of the global batch, although each
     replica normalizes with its own rows.
+
+    In all methods `mapped` are values that layers see in place of variables, and
+    `written` are new values by a variable's position.
     """
 
     def __init__(self, model: keras.Model):
@@ -88,36 +91,21 @@ class LayerState:
 
     @contextlib.contextmanager
     def followed(self, mapped: Mapped) -> Iterator[tf.GradientTape | None]:
-        """Records what layers do with their state inside the block, if that is needed.
-
-        Args:
-          mapped: Values that the layers see in place of variables.
-        """
+        """Records what layers do with their state in the block, if that is needed."""
         del mapped
         yield None
 
     def changes(
         self, written: dict[str, tf.Tensor], mapped: Mapped, tape: Any
     ) -> dict[str, Any]:
-        """Returns the argument of `weight_by_shard`.
-
-        Args:
-          written: New values, by a variable's position.
-          mapped: Values that the layers saw in place of variables.
-          tape: Tape of `followed`.
-        """
+        """Returns the argument of `weight_by_shard`, with the tape of `followed`."""
         del mapped, tape
         return written
 
     def collect_updates(
         self, scope: keras.StatelessScope, mapped: Mapped
     ) -> dict[str, tf.Tensor]:
-        """Returns the values that layers wrote in a scope, by position of the variable.
-
-        Args:
-          scope: Scope in which the layers ran on a replica's rows.
-          mapped: Values that the scope was created with.
-        """
+        """Returns what layers wrote in a scope, by position of the variable."""
         # A value that the scope was created with is not new.
         given = {id(variable): value for variable, value in mapped}
         current = {
@@ -131,11 +119,7 @@ class LayerState:
         return found
 
     def by_position(self, values: Mapping[int, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Returns new values as `collect_updates` does.
-
-        Args:
-          values: New values by the variables' ids.
-        """
+        """Returns values by the variables' ids as `collect_updates` returns values."""
         return {
             str(index): values[id(variable)]
             for index, variable in enumerate(self._written)
@@ -158,10 +142,6 @@ class LayerState:
     def check_keeps_weights(self, written: dict[str, Any], how: str) -> None:
         """Refuses layers that write weights which are trained.
 
-        Args:
-          written: New values, by a variable's position.
-          how: Setting under which layers cannot write them.
-
         Raises:
           UsageError: A layer writes one.
         """
@@ -177,12 +157,7 @@ class LayerState:
     def weight_by_shard(
         self, written: dict[str, tf.Tensor], batch: Batch
     ) -> dict[str, Any]:
-        """Returns one replica's contribution to the new values.
-
-        Args:
-          written: Values that the replica's layers wrote, from `changes`.
-          batch: Batch with the number of rows that count and the replica's index.
-        """
+        """Returns one replica's part of the new values, which `changes` returned."""
         # The weights of all replicas sum to 1, unless each keeps its own state.
         weight = batch.state_weight
         values = {
@@ -196,11 +171,7 @@ class LayerState:
         return {"values": values, "squared_shifts": squares}
 
     def assign(self, summed: dict[str, Any]) -> None:
-        """Assigns the variables from the sum of all replicas' contributions.
-
-        Args:
-          summed: Sum of the values that `weight_by_shard` returned.
-        """
+        """Assigns the variables from the sum of all replicas' contributions."""
         self._note_assigned(summed)
         shifts = self._shifts(summed["values"])
         spread = self._spread_between_replicas(summed["squared_shifts"], shifts)
@@ -272,12 +243,7 @@ def weighted(value: tf.Tensor, weight: tf.Tensor, replica: tf.Tensor) -> tf.Tens
 
 
 def assign_everywhere(variable: tf.Variable, value: tf.Tensor) -> None:
-    """Assigns, in a replica context, a value that is equal on all replicas.
-
-    Args:
-      variable: Variable of the current strategy.
-      value: New value.
-    """
+    """Assigns, in a replica context, a value that is equal on all replicas."""
 
     def assign(strategy, variable, value):  # type: ignore[no-untyped-def]
         # Assigns every copy without a reduction over replicas.

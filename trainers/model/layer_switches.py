@@ -24,12 +24,9 @@ Kind = Callable[[keras.layers.Layer], bool]
 def disable_layers(model: keras.Model, kinds: Sequence[str]) -> None:
     """Makes layers of some kinds behave in training as in inference.
 
-    The variables of the layers do not change. A layer that does not take `training`
-    is the same in both, such as the sampling layer of an autoencoder.
-
-    Args:
-      model: Model with all its layers built.
-      kinds: Kinds of layers, as in `model.disable_layers`.
+    The variables of the layers do not change. A layer that does not take `training` is
+    the same in both, such as the sampling layer of an autoencoder. Kinds are those of
+    `model.disable_layers`.
     """
     for layer in flat_layers(model):
         takes_training = "training" in inspect.signature(layer.call).parameters

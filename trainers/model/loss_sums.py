@@ -36,12 +36,7 @@ def weighted_sums(values: Values, batch: Batch) -> dict[str, tf.Tensor]:
 
 
 def reported(sums: dict[str, tf.Tensor], batch: Batch) -> dict[str, tf.Tensor]:
-    """Returns sums and the number of examples, in float64 so that counts are exact.
-
-    Args:
-      sums: Numerators of means over examples, by name.
-      batch: Batch of the sums.
-    """
+    """Returns sums and the number of examples, in float64 so that counts are exact."""
     reported = {name: tf.cast(value, tf.float64) for name, value in sums.items()}
     reported["examples"] = tf.cast(batch.num_rows, tf.float64)
     return reported

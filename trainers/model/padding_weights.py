@@ -60,12 +60,7 @@ class WithBallast:
 
 
 def add_ballast(model: keras.Model, num_weights: int) -> None:
-    """Adds weights with as many bytes as the model's gradients, within the bounds.
-
-    Args:
-      model: Model with all its variables.
-      num_weights: Number of weights of equal size that share the bytes.
-    """
+    """Adds equal weights with the bytes of the model's gradients, within the bounds."""
     by_row = {id(shard) for layer in embeddings_of(model) for shard in layer.shards}
     # Embeddings send only the rows in use, so their tables do not count.
     dense = [v.value for v in model.trainable_variables if id(v) not in by_row]

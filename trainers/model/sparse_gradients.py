@@ -46,13 +46,8 @@ def tables_shared_by_examples(
 
     The rows of their tables do not depend on the example, as in a table of positions:
     the gradient of a whole batch has each row once, summed over the examples, and each
-    replica has each row once. In all other tables, every example has its rows.
-
-    Args:
-      step: Step of one replica, which is traced and not run.
-      model: Model of the step.
-      one: An example.
-      two: Two examples.
+    replica has each row once. In all other tables, every example has its rows. The step
+    of a replica is traced and not run.
 
     Returns:
       Places among the trainable variables.

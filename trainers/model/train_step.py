@@ -135,9 +135,6 @@ class TrainStep:
     def compile_for(self, batch: Batch) -> None:
         """Compiles the step with XLA, if it is to be compiled, without running it.
 
-        Args:
-          batch: Rows of one replica, as many as a step has.
-
         Raises:
           ValueError: XLA cannot compile the step.
         """
@@ -217,12 +214,7 @@ class TrainStep:
     def _forward(
         self, batch: Batch, mapped: list[tuple[keras.Variable, tf.Tensor]]
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor], dict[str, tf.Tensor]]:
-        """Returns the replica's part of the mean loss, the layers' new state, and sums.
-
-        Args:
-          batch: Rows of one replica.
-          mapped: Values to use in place of variables.
-        """
+        """Returns the replica's part of the mean loss, new layer state, and sums."""
         keyed = self._random_numbers.keyed(self._seed_states, batch)
         with keras.StatelessScope([*keyed, *mapped], collect_losses=True) as scope:
             with self._random_numbers.drawn(batch):
@@ -243,13 +235,7 @@ class TrainStep:
 def with_totals(
     step: ReplicaFunction, model: Predict, objective: Objective
 ) -> ReplicaFunction:
-    """Returns a step that gets the totals of the global batch, if its loss needs any.
-
-    Args:
-      step: Step of one replica.
-      model: Model to call.
-      objective: Objective of the step.
-    """
+    """Returns a step that gets the totals of the global batch if its loss needs any."""
     totals = objective.totals
     if totals is None:
         return step

@@ -119,11 +119,7 @@ class ModelUpdate:
         ]
 
     def gradients_of(self, loss: tf.Tensor) -> list[Any]:
-        """Returns the gradient of a scalar for each trainable variable, in a graph.
-
-        Args:
-          loss: Scalar.
-        """
+        """Returns the gradient of a scalar for each trainable variable, in a graph."""
         weights = self.trainable_weights()
         # A tape would compute all gradients on the current device. tf.gradients
         # computes the gradient of each operation on the operation's device, so that

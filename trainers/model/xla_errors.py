@@ -16,11 +16,7 @@ _COMPILER = re.compile(r"XlaMustCompile|tf2xla|known_issues")
 
 
 def compile_error(message: str) -> UsageError | None:
-    """Returns a one-line error for a failed compilation; None for any other error.
-
-    Args:
-      message: Text of the error that TensorFlow raised.
-    """
+    """Returns a one-line error for a failed compilation; None for any other error."""
     unsupported = _UNSUPPORTED.search(message)
     if unsupported is None and not _COMPILER.search(message):
         return None

@@ -46,12 +46,7 @@ def wrap_user_errors(what: str) -> Iterator[None]:
 
 
 def failure_of(what: str, error: BaseException) -> UsageError:
-    """Returns one line on an error in the user's code.
-
-    Args:
-      what: Subject of the message, such as a flag with the name of a function.
-      error: What the code raised.
-    """
+    """Returns one line on an error in the user's code; its subject is `what`."""
     if isinstance(error, SystemExit):
         return ended(what, error)
     words = printable(_AROUND.sub("", one_line(error)))

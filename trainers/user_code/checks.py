@@ -117,10 +117,6 @@ def check_numbers(data: Data) -> None:
 def labels_blamed(labels: Any, predictions: Any) -> Iterator[None]:
     """Turns an error of the block into one line if labels do not fit the outputs.
 
-    Args:
-      labels: Labels that the block computes a loss of.
-      predictions: Outputs of the model for the same examples.
-
     Raises:
       UsageError: The block failed, and labels are strings or complex numbers, or
         TensorFlow or Keras refuses them and their shape is not that of the output.

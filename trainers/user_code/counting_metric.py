@@ -39,10 +39,7 @@ class CountingMetric:
     ) -> Mapping[str, Summed]:
         """Returns what n examples add to the variables, by names of sums.
 
-        Args:
-          labels: Labels of n examples.
-          predictions: Predictions for the same examples.
-          weights: Sample weights; None for 1 each.
+        Weights are sample weights; None for 1 each.
         """
         initial = [tf.constant(value) for value in self.initial]
         updated = self._updated(initial, labels, predictions, weights)
@@ -76,11 +73,6 @@ class CountingMetric:
 
     def check_sums(self, labels: Any, predictions: Any, weights: Any) -> None:
         """Compares the counts of a few examples with the counts of two halves.
-
-        Args:
-          labels: Labels of a few examples.
-          predictions: Predictions for them.
-          weights: Sample weights of them; None for 1 each.
 
         Raises:
           UsageError: The counts of the halves do not add up.

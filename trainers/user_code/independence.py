@@ -54,10 +54,7 @@ class Judge(Protocol):
 def check_independence(judges: Sequence[Judge], labels: Any, predictions: Any) -> None:
     """Computes a few examples together and one by one, and compares with Keras.
 
-    Args:
-      judges: Losses and metrics.
-      labels: Labels of a few examples.
-      predictions: Predictions for them, with any values.
+    The values of the predictions do not matter.
 
     Raises:
       PerBatchError: A value depends on the other examples.

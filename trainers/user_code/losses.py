@@ -113,10 +113,6 @@ class CompiledObjective:
         """Returns the sum of the weights of rows in the mean of each loss, by name.
 
         Losses in which every example weighs alike are left out.
-
-        Args:
-          model: Model to call with `batch.features`.
-          batch: Batch of n examples.
         """
         # Masks depend on the features alone: of the model's operations only those that
         # compute them remain in the graph.

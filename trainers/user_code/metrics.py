@@ -85,12 +85,9 @@ class Metrics:
     resolved: Sequence[OutputMetric]
 
     def values(self, labels: Any, predictions: Any, weights: Any) -> dict[str, Any]:
-        """Returns the value of each example, or sums over the examples, by name.
+        """Returns the value of each of n examples, or sums over them, by name.
 
-        Args:
-          labels: Labels of n examples.
-          predictions: Predictions for the same examples.
-          weights: Sample weights; None for 1 each.
+        Weights are sample weights; None for 1 each.
         """
         found: dict[str, Any] = {
             name: metric(labels, predictions) for name, metric in self.means.items()

@@ -133,10 +133,6 @@ def _weighs(objective: CompiledObjective, model: keras.Model, few: Batch) -> boo
 def custom_model(config: ModelConfig, data: Data) -> CustomModel:
     """Returns the model of --model=package.module:factory.
 
-    Args:
-      config: Configuration with the name of the factory.
-      data: Examples for the model.
-
     Raises:
       UsageError: There is no such factory.
     """
@@ -197,11 +193,8 @@ def _with_own_variables(
 ) -> keras.Model:
     """Returns a model all of whose variables are the present strategy's.
 
-    Args:
-      model: May have layers, or be one, that the module of its factory has made.
-      created: Ids of the variables that the factory made.
-      before: Models that the factory has returned before.
-      flag: Flag named in messages.
+    The model may have layers, or be one, that the module of its factory has made
+    before: other variables than those with the `created` ids.
     """
     variables = [v for v in model.variables if id(v.value) not in created]
     in_use = {id(variable) for other in before for variable in other.variables}

@@ -72,13 +72,7 @@ class Loss:
     def weight_of_rows(
         self, labels: Any, predictions: Any, weights: Any
     ) -> tf.Tensor | None:
-        """Returns the weight of each example in the mean, [n]; None if all weigh alike.
-
-        Args:
-          labels: Labels of n examples.
-          predictions: Predictions for the same examples.
-          weights: Sample weights; None for 1 each.
-        """
+        """Returns the weight of each example in a mean, [n]; None for equal ones."""
         counting = RowWeights(self.resolved.loss)
         counted = self.resolved.computed_by(counting)(labels, predictions, weights)
         return counted if counting.is_needed else None

@@ -32,14 +32,10 @@ class Probe(NamedTuple):
 
 
 def probe(model: keras.Model, batch: Batch) -> Probe:
-    """Returns labels and predictions of seven examples.
+    """Returns labels and predictions of seven examples, made of one or two.
 
     The model is traced, in training and without, and not run: on a cluster its
     variables may be on servers. Its errors appear here and not in the first step.
-
-    Args:
-      model: With its variables.
-      batch: One or two examples.
     """
     specs, is_masked = _specs(model, batch)
     count = tf.nest.flatten(batch.labels)[0].shape[0]

@@ -28,12 +28,7 @@ from trainers.user_code.independence import agree
 
 
 def forward_remark(model: keras.Model, few: Batch) -> str | None:
-    """Returns a warning if replicas do not compute what a whole batch computes.
-
-    Args:
-      model: Model, whose variables belong to this process.
-      few: A few examples.
-    """
+    """Returns a warning if replicas do not compute what a whole batch computes."""
     variables = users_state(model)
     if not (variables or _may_mix_examples(model)):
         return None

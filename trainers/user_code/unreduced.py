@@ -23,9 +23,6 @@ class Unreduced(keras.losses.Loss):
     def __init__(self, loss: keras.losses.Loss):
         """Refuses losses whose reduction has no per-example form.
 
-        Args:
-          loss: With the reduction that it has in `fit`.
-
         Raises:
           UsageError: `fit` would minimize another number than it reports.
         """
@@ -61,11 +58,6 @@ class RowWeights(keras.losses.Loss):
     """
 
     def __init__(self, loss: keras.losses.Loss):
-        """Counts nothing yet.
-
-        Args:
-          loss: Loss with the reduction that it has in `fit`.
-        """
         super().__init__(name=loss.name, reduction="none", dtype=loss.dtype)
         self.is_needed = False
         self._loss = loss
@@ -137,10 +129,6 @@ def in_columns(function: Callable[[Any, Any], Any], *vectors: Any) -> Any:
 
     A mean over the last axis of vectors [n] is one over the examples; of columns
     [n, 1] it is one value for each.
-
-    Args:
-      function: Returns a tensor.
-      vectors: Labels and predictions.
     """
     values = tf.convert_to_tensor(function(*vectors))
     if values.shape.rank == 0 and all(_is_vector(vector) for vector in vectors):

@@ -122,13 +122,7 @@ def _of_dataset(
 def _pass_length(
     num_batches: int | None, steps: int | None, is_validation: bool
 ) -> int:
-    """Returns the number of batches of a pass: all, or fewer for a validation.
-
-    Args:
-      num_batches: Number of batches of the data; None if they have no end.
-      steps: See `open_stream`.
-      is_validation: See `open_stream`.
-    """
+    """Returns the number of batches of a pass; it is given as None without an end."""
     if steps and (is_validation or num_batches is None):
         return min(steps, num_batches or steps)
     return num_batches or 0
@@ -143,9 +137,6 @@ def _endless(name: str) -> UsageError:
 @contextlib.contextmanager
 def refusals_named(name: str) -> Iterator[None]:
     """Turns what Keras refuses into an error of the user's.
-
-    Args:
-      name: What the data are for, in the message.
 
     Raises:
       UsageError: Keras has refused the data.

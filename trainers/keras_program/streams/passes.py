@@ -110,13 +110,7 @@ def passes_of_reader(read: Callable[[int], Iterator[Any]], spec: Any) -> OnePass
 
 
 def passes_of_dataset(dataset: tf.data.Dataset, num_batches: int, name: str) -> OnePass:
-    """Returns the passes over a data set.
-
-    Args:
-      dataset: Batches.
-      num_batches: Number of batches of the first pass.
-      name: What the data are for, in messages.
-    """
+    """Returns the passes over batches, each with as many as the first one."""
 
     def refuse() -> NoReturn:
         raise _shorter_pass(name, num_batches)

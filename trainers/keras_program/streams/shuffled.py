@@ -17,12 +17,7 @@ class Shuffled(keras.utils.PyDataset):
     """
 
     def __init__(self, batches: keras.utils.PyDataset, seed: int):
-        """Draws the order of the first epoch.
-
-        Args:
-          batches: Batches of the program; those without an end keep their order.
-          seed: Seed of the orders.
-        """
+        """Draws the order of the first epoch; batches without an end keep theirs."""
         super().__init__(
             workers=batches.workers,
             use_multiprocessing=batches.use_multiprocessing,

@@ -166,11 +166,7 @@ class StreamBatches:
         )
 
     def _numbered(self, index: tf.Tensor) -> tf.data.Dataset:
-        """Returns steps and batches of a pass, of which some may not be needed.
-
-        Args:
-          index: Number of earlier passes, int64 scalar.
-        """
+        """Returns steps and batches of a pass, by its index, an int64 scalar."""
         begin = self.order.first_step + index * self._pass_length()
         first, last = (
             tf.clip_by_value(step - begin, 0, self._pass_length())

@@ -70,12 +70,7 @@ class AdamW(_OnePass, keras.optimizers.AdamW):
 
 
 def _beside(variable: tf.Variable, other: keras.Variable) -> tf.Variable:
-    """Returns the copy of `other` on the device of one copy of a variable.
-
-    Args:
-      variable: One copy of a variable.
-      other: Keras variable with a copy on each of several devices, or with one value.
-    """
+    """Returns the copy of `other` on a variable's device, or its only copy."""
     # Mirrored variables hold their copies in `values`; other variables are their own
     # copy.
     copies = getattr(other.value, "values", (other.value,))

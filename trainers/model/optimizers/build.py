@@ -28,10 +28,7 @@ def build_optimizer(
 ) -> keras.optimizers.Optimizer:
     """Returns an optimizer with its variables built, which applies gradients as given.
 
-    Args:
-      config: Update rule and its settings.
-      learning_rate: Learning rate by step, or a number that callbacks may change.
-      model: Model whose trainable variables the optimizer updates.
+    Callbacks may change a learning rate that is a number.
     """
     settings: dict[str, Any] = {
         "learning_rate": learning_rate,
@@ -86,9 +83,6 @@ def update_where_variables_are(optimizer: keras.optimizers.Optimizer) -> None:
     """Makes an optimizer compute each variable's update on the variable's device.
 
     Otherwise one device computes all updates, and the values travel there and back.
-
-    Args:
-      optimizer: Optimizer to change.
     """
     update_step = optimizer.update_step
 

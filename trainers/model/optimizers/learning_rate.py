@@ -13,12 +13,7 @@ from trainers.model.optimizers.several import parts_of
 
 
 def rate_of(optimizer: keras.optimizers.Optimizer, step: int) -> float:
-    """Returns the learning rate of an optimizer for the update after a step.
-
-    Args:
-      optimizer: Optimizer whose rate is a number that may be changed, or a schedule.
-      step: Number of updates that the optimizer has applied.
-    """
+    """Returns the learning rate of an optimizer for the update after `step` others."""
     # The first of several is reported.
     optimizer, _ = parts_of(optimizer, [])[0]
     schedule = schedule_of(optimizer)
@@ -52,11 +47,7 @@ class LearningRateScale:
         self._held = 1.0
 
     def assign(self, factor: float) -> None:
-        """Sets the factor in this process only.
-
-        Args:
-          factor: New factor.
-        """
+        """Sets the factor in this process only."""
         self.variable.assign(factor)
         self.hold()
 
@@ -65,11 +56,7 @@ class LearningRateScale:
         self._held = float(self.variable.numpy())
 
     def times(self, rate: Any) -> Any:
-        """Returns the learning rate multiplied by the factor.
-
-        Args:
-          rate: Scalar learning rate.
-        """
+        """Returns the learning rate multiplied by the factor."""
         if self._may_change:
             rate = tf.convert_to_tensor(rate)
             return rate * tf.cast(self.variable, rate.dtype)

@@ -42,11 +42,7 @@ class LossScale:
     LEAST, MOST = 2.0**-14, 2.0**40
 
     def __init__(self, model: keras.Model):
-        """Makes two variables, or takes the compiled optimizer's.
-
-        Args:
-          model: Built model.
-        """
+        """Makes two variables, or takes the compiled optimizer's."""
         optimizer = wrapper_of(model) or keras.optimizers.LossScaleOptimizer(
             keras.optimizers.SGD()
         )

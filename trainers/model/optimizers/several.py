@@ -58,12 +58,7 @@ class SeveralOptimizers(tf.Module):
     def apply(
         self, gradients: Sequence[Any], variables: Sequence[keras.Variable]
     ) -> None:
-        """Applies the gradients that there are, each by the variable's optimizer.
-
-        Args:
-          gradients: Gradient of each variable, or None.
-          variables: Variables of the model.
-        """
+        """Applies gradients that are not None, each by the variable's optimizer."""
         by_variable = {
             id(variable): gradient
             for variable, gradient in zip(variables, gradients, strict=True)
@@ -86,12 +81,7 @@ def parts_of(
     optimizer: keras.optimizers.Optimizer | SeveralOptimizers,
     variables: Sequence[keras.Variable],
 ) -> Sequence[tuple[keras.optimizers.Optimizer, Sequence[keras.Variable]]]:
-    """Returns the optimizers of a model, each with the variables that it updates.
-
-    Args:
-      optimizer: One optimizer, or several.
-      variables: Trainable variables of the model.
-    """
+    """Returns the optimizers of a model, each with the variables that it updates."""
     if isinstance(optimizer, SeveralOptimizers):
         return optimizer.parts
     return [(optimizer, variables)]

@@ -18,12 +18,7 @@ class RandomNumbersOfFit:
     """Random numbers that replica 0 of the other runs draws, step by step."""
 
     def __init__(self, model: keras.Model, seed: int):
-        """Finds the states of the model's generators.
-
-        Args:
-          model: Model that `fit` trains.
-          seed: Seed of the run.
-        """
+        """Finds the states of the model's generators."""
         self._model = model
         self._seed = seed
         self._states = seed_states(model)
@@ -45,11 +40,7 @@ class RandomNumbersOfFit:
             yield
 
     def begin(self, batch: Batch) -> None:
-        """Sets the numbers of a step.
-
-        Args:
-          batch: Batch of the step; its features and labels are not read.
-        """
+        """Sets the numbers of a step; features and labels of its batch are not read."""
         for state, value in keyed_states(self._states, self._seed, batch):
             state.assign(value)
         self._examples.assign(batch.indices)

@@ -20,11 +20,7 @@ class PerThread(Generic[Value]):
     def __init__(
         self, replace: Callable[[], contextlib.AbstractContextManager[None]]
     ) -> None:
-        """Replaces nothing yet.
-
-        Args:
-          replace: Function that returns the context of the replacement.
-        """
+        """Replaces nothing yet; `replace` returns the context of the replacement."""
         self._replace = replace
         self._values: dict[int, Value] = {}
         self._replaced = contextlib.ExitStack()

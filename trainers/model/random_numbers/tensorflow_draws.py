@@ -40,23 +40,14 @@ class TensorFlowDraws:
 
     @contextlib.contextmanager
     def keyed(self, key: tf.Tensor | tf.Variable) -> Iterator[None]:
-        """Draws the numbers of a step in the block, in this thread.
-
-        Args:
-          key: Key of a replica's step, int64 [2].
-        """
+        """Draws the numbers of a key, int64 [2], in the block, in this thread."""
         key = tf.convert_to_tensor(key)
         with self._steps.having(_Step(key, tf.compat.v1.get_default_graph())):
             yield
 
     @contextlib.contextmanager
     def keyed_in_steps(self, model: keras.Model, key: tf.Variable) -> Iterator[None]:
-        """Draws the numbers of each step that `fit` makes of a model, in the block.
-
-        Args:
-          model: Model whose `train_step` is traced in the block.
-          key: Key of the present step, int64 [2].
-        """
+        """Draws the numbers of each step that `fit` traces in the block, by its key."""
         train_step = python_of(model.train_step)
 
         def with_key(data: Any) -> Any:

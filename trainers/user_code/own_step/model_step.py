@@ -109,13 +109,7 @@ class ModelStep:
     def values(
         self, batch: Batch, scope: UpdateCatcher, logs: Mapping[str, Any]
     ) -> Values:
-        """Returns what the rows of a batch add to the sums of a global batch.
-
-        Args:
-          batch: Batch as in `run`.
-          scope: Scope that `run` returned.
-          logs: Logs that `run` returned.
-        """
+        """Returns what a batch adds to the sums of a global batch; see `run`."""
         share = batch.num_rows / batch.global_size
         numbers = as_numbers(logs)
         # As a mean of which the shard's fraction is its part of the sum.
