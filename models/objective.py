@@ -144,18 +144,6 @@ def means_over_examples(sums: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-class EvalOutputs(NamedTuple):
-    """Results of evaluating n examples.
-
-    Attributes:
-      values: The `loss` and each metric by name, as `Objective.values` returns them.
-      classes: True and predicted classes; None if the model is no classifier.
-    """
-
-    values: Values
-    classes: ClassPredictions | None
-
-
 # A function of the same arguments as `PerExample`.
 ClassPredictionsFunction = Callable[[Any, Any], "ClassPredictions | None"]
 
@@ -191,8 +179,9 @@ class Objective(Protocol):
           totals: Totals of the global batch; None if these examples are all.
         """
 
-    def judged(self, model: Predict, batch: Any) -> EvalOutputs:
-        """Evaluates a batch, with true and predicted classes; nothing is trained."""
+    @property
+    def classes(self) -> ClassPredictionsFunction | None:
+        """Function to true and predicted classes; None where there are no classes."""
 
     @property
     def has_layer_losses(self) -> bool:
@@ -248,27 +237,17 @@ class AsCompiled:
     labels: Callable[[Any, Any], Any] | None = None
 
 
-def judged_by(
-    objective: Objective,
-    classes: ClassPredictionsFunction | None,
-    model: Predict,
-    batch: Any,
-) -> EvalOutputs:
-    """Evaluates an objective of labels and predictions on a batch.
-
-    Args:
-      objective: A function of labels and predictions.
-      classes: Finds classes in the same; None where the model is no classifier.
-      model: Model or function as in `Objective.values`.
-      batch: Batch as in `Objective.values`.
-    """
+def evaluated(
+    objective: Objective, model: Predict, batch: Any
+) -> tuple[Values, ClassPredictions | None]:
+    """Returns `Objective.values` without training, and true and predicted classes."""
+    if objective.classes is None:
+        return objective.values(model, batch, training=False), None
     predictions = model(batch.features, training=False)
     values = objective.of_predictions(
         batch.labels, predictions, batch.global_size, batch.totals
     )
-    if classes is None:
-        return EvalOutputs(values, None)
-    return EvalOutputs(values, classes(labels_of(batch.labels), predictions))
+    return values, objective.classes(labels_of(batch.labels), predictions)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -308,10 +287,6 @@ class PredictionObjective:
         del global_size, totals
         functions = {"loss": self.loss, **self.metrics}
         return {name: f(labels, predictions) for name, f in functions.items()}
-
-    def judged(self, model: Predict, batch: Any) -> EvalOutputs:
-        """See `Objective`."""
-        return judged_by(self, self.classes, model, batch)
 
     def results(self, sums: Mapping[str, Any]) -> dict[str, float]:
         """See `Objective`."""

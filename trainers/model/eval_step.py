@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import keras
 
-from models.objective import Objective, Predict
+from models.objective import Objective, Predict, evaluated
 from strategies.common.types import Batch, ReplicaOutputs
 from trainers.model.confusion_matrix import CONFUSION, MOST_CLASSES, confusion_of
 from trainers.model.loss_sums import reported, weighted_sums, with_layer_losses
@@ -32,13 +32,13 @@ class EvalStep:
 
     def __call__(self, batch: Batch) -> ReplicaOutputs:
         with keras.StatelessScope(collect_losses=True) as scope:
-            judged = self._objective.judged(self._model, batch)
-            sums = weighted_sums(judged.values, batch)
+            values, classes = evaluated(self._objective, self._model, batch)
+            sums = weighted_sums(values, batch)
             if not self._objective.has_layer_losses:
                 sums["loss"] = with_layer_losses(
                     sums["loss"], self._variables, scope, batch
                 )
         sums = reported(sums, batch)
-        if judged.classes is not None and judged.classes.num_classes <= MOST_CLASSES:
-            sums[CONFUSION] = confusion_of(judged.classes, batch)
+        if classes is not None and classes.num_classes <= MOST_CLASSES:
+            sums[CONFUSION] = confusion_of(classes, batch)
         return ReplicaOutputs(gradients=[], state={}, sums=sums)

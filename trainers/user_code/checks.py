@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2, types_pb2
 
-from models.objective import Objective, labels_of
+from models.objective import Objective, evaluated, labels_of
 from strategies.common.errors import UsageError
 from strategies.common.text import one_line
 from strategies.common.types import Batch
@@ -87,7 +87,7 @@ def check_values(objective: Objective, model: keras.Model, batch: Batch) -> None
         with keras.StatelessScope():
             objective.values(model, batch, training=True)
         with keras.StatelessScope():
-            objective.judged(model, batch)
+            evaluated(objective, model, batch)
 
     traced = tf.function(values, autograph=False).get_concrete_function(batch)
     for source, target in _casts(traced.graph.as_graph_def()):

@@ -16,11 +16,9 @@ import tensorflow as tf
 from models.objective import (
     AsCompiled,
     ClassPredictionsFunction,
-    EvalOutputs,
     Predict,
     Totals,
     Values,
-    judged_by,
     separated,
 )
 from strategies.common.errors import UsageError
@@ -99,10 +97,6 @@ class CompiledObjective:
             reported = sums_over_batches(reported, size)
         metrics = self.metrics.values(labels, predictions, weights)
         return {"loss": total, **metrics, **reported}
-
-    def judged(self, model: Predict, batch: Any) -> EvalOutputs:
-        """See `Objective`."""
-        return judged_by(self, self.classes, model, batch)
 
     @property
     def totals(self) -> Totals | None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from models.objective import LATEST, EvalOutputs, Values, means_over_examples
+from models.objective import LATEST, Values, means_over_examples
 from strategies.common.errors import UsageError
 from trainers.user_code.own_step.model_step import (
     STATE,
@@ -82,7 +82,7 @@ class OwnStep:
     passes: Sequence[slice] = ()
     remark: str | None = None
     # Not fields: see `Objective`; `keras.Model.compile` takes no such step.
-    compiled = totals = None
+    classes = compiled = totals = None
     has_layer_losses = True
 
     @property
@@ -115,10 +115,6 @@ class OwnStep:
             raise RuntimeError("there are no examples to evaluate on")
         scope, logs = step.run(batch, regularized_weights(step.model))
         return step.values(batch, scope, logs)
-
-    def judged(self, model: Any, batch: Any) -> EvalOutputs:
-        """See `Objective`."""
-        return EvalOutputs(self.values(model, batch, training=False), None)
 
     def results(self, sums: Mapping[str, Any]) -> dict[str, Any]:
         """See `Objective`."""
