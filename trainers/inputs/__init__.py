@@ -44,12 +44,14 @@ def check_paths(config: DataConfig) -> None:
 
 
 def load(config: DataConfig) -> Data:
-    """Opens a data set by the `load` function of the module with its name.
+    """Opens a data set by the `load` function of its module.
 
     Raises:
       UsageError: The data set is missing, is damaged, or does not fit its description.
     """
-    if factories.is_factory(config.dataset):
-        # The name is that of a function in the user's code.
-        return importlib.import_module("trainers.user_code.data").load(config)
-    return importlib.import_module(f"trainers.inputs.{config.dataset}").load(config)
+    module = f"trainers.inputs.{config.dataset}"
+    if config.dataset == "tfrecord":
+        module = "trainers.inputs.tfrecord.dataset"
+    elif factories.is_factory(config.dataset):
+        module = "trainers.user_code.data"
+    return importlib.import_module(module).load(config)

@@ -34,10 +34,10 @@ def load(config: DataConfig) -> Data:
     train, test = read_images(Path(config.data_path or downloaded()))
     central = CentralCrops(height=_CROP_PIXELS, width=_CROP_PIXELS)
     distorted = DistortedImages(height=_CROP_PIXELS, width=_CROP_PIXELS)
-    stored = ArraySource(train.pixels, train.labels)
+    stored = ArraySource(*train)
     return Data(
         train=stored if config.augmentation else PreparedSource(stored, central),
-        evaluation=PreparedSource(ArraySource(test.pixels, test.labels), central),
+        evaluation=PreparedSource(ArraySource(*test), central),
         augment=distorted if config.augmentation else None,
         input_shape=(_CROP_PIXELS, _CROP_PIXELS, 3),
         num_classes=NUM_CLASSES,

@@ -6,7 +6,6 @@ The form of the archive is the binary one of https://www.cs.toronto.edu/~kriz/ci
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import os
 import tarfile
@@ -77,17 +76,8 @@ def _keras_home() -> Path:
     return Path(os.environ.get("KERAS_HOME", "~/.keras")).expanduser()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Images:
-    """Images with their classes.
-
-    Attributes:
-      pixels: Pixels, uint8 [n, 32, 32, 3].
-      labels: Classes, int64 [n] from 0 to 9.
-    """
-
-    pixels: np.ndarray
-    labels: np.ndarray
+# Pixels, uint8 [n, 32, 32, 3], and classes, int64 [n] from 0 to 9.
+Images = tuple[np.ndarray, np.ndarray]
 
 
 def read_images(path: Path) -> tuple[Images, Images]:
@@ -110,11 +100,8 @@ def read_images(path: Path) -> tuple[Images, Images]:
             f"--data_path={path} lacks {', '.join(missing)} of CIFAR-10: {_ADVICE}."
         )
     parts = {name: _images(f"{path}: {name}", files[name]) for name in _NAMES}
-    train = Images(
-        pixels=np.concatenate([parts[name].pixels for name in _TRAIN]),
-        labels=np.concatenate([parts[name].labels for name in _TRAIN]),
-    )
-    return train, parts[_TEST]
+    pixels, labels = zip(*(parts[name] for name in _TRAIN), strict=True)
+    return (np.concatenate(pixels), np.concatenate(labels)), parts[_TEST]
 
 
 def _read_folder(folder: Path) -> Mapping[str, bytes]:
@@ -208,6 +195,4 @@ def _images(place: str, content: bytes) -> Images:
         )
     # Stored as [channel, row, column], red first; the model takes channels last.
     planes = records[:, 1:].reshape(-1, 3, _SIDE, _SIDE)
-    return Images(
-        pixels=np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels=labels
-    )
+    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels

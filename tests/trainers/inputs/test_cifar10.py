@@ -59,13 +59,14 @@ def test_the_published_forms_are_read(
     tmp_path: pathlib.Path, write: Callable[..., pathlib.Path]
 ) -> None:
     train, test = read_images(write(tmp_path / "data"))
-    pixels, labels = training_images()
-    np.testing.assert_array_equal(train.pixels, pixels)
-    np.testing.assert_array_equal(train.labels, labels)
-    pixels, labels = images_of("test_batch")
-    np.testing.assert_array_equal(test.pixels, pixels)
-    np.testing.assert_array_equal(test.labels, labels)
-    assert (train.pixels.dtype, train.labels.dtype) == (np.uint8, np.int64)
+    for found, expected in (
+        (train, training_images()),
+        (test, images_of("test_batch")),
+    ):
+        pixels, labels = found
+        np.testing.assert_array_equal(pixels, expected[0])
+        np.testing.assert_array_equal(labels, expected[1])
+        assert (pixels.dtype, labels.dtype) == (np.uint8, np.int64)
 
 
 def test_evaluation_sees_the_middle_of_each_image(tmp_path: pathlib.Path) -> None:
