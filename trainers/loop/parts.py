@@ -142,7 +142,7 @@ class ModelParts:
 
     def eval_step(self) -> ReplicaFunction:
         """Returns the evaluation step of one replica."""
-        model = self.pipeline.staged if self.pipeline else self.model
+        model = self.pipeline or self.model
         step = EvalStep(model, self.objective, self.model.trainable_variables)
         return with_totals(step, model, self.objective)
 

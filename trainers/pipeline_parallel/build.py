@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
+from strategies.common.private_apis.models import packed_output
 from trainers.config.config import Config
 from trainers.inputs.sources import Data, first_examples
 from trainers.pipeline_parallel.layer_graph import LayerGraph
@@ -16,26 +18,34 @@ from trainers.pipeline_parallel.partition import (
     cut_evenly,
     measure_seconds,
 )
-from trainers.pipeline_parallel.stages import Stage, StagedModel, make_stages
+from trainers.pipeline_parallel.stages import Stage, make_stages
 
 _DEFAULT_NUM_MICRO_BATCHES = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Pipeline:
-    """Model partitioned into stages.
+    """Model partitioned into stages; callable like a Keras model.
 
     Attributes:
       graph: Layer graph of the model.
       stages: Stages in their order, at least one.
-      staged: The model, with each stage on its device.
       num_microbatches: Number of micro-batches of a step.
     """
 
     graph: LayerGraph
     stages: Sequence[Stage]
-    staged: StagedModel
     num_microbatches: int
+
+    def __call__(self, features: Any, training: bool) -> Any:
+        """Runs one stage after the other, without micro-batches, as for evaluation."""
+        values = self.graph.features_by_name(features)
+        outputs: list[tf.Tensor] = []
+        for stage in self.stages:
+            with tf.device(stage.device):
+                outputs = stage.run([values[name] for name in stage.inputs], training)
+            values.update(zip(stage.outputs, outputs, strict=True))
+        return packed_output(self.graph.model, outputs[0])
 
     def border_bytes(self, num_examples: int) -> int:
         """Returns the bytes that stages receive from other stages.
@@ -92,9 +102,4 @@ def build_pipeline(
             graph, lambda: measure_seconds(graph, features, devices[0]), count
         )
     stages = make_stages(graph, cuts, devices)
-    return Pipeline(
-        graph=graph,
-        stages=stages,
-        staged=StagedModel(graph, stages),
-        num_microbatches=num_microbatches,
-    )
+    return Pipeline(graph=graph, stages=stages, num_microbatches=num_microbatches)

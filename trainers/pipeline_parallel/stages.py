@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
 
-from strategies.common.private_apis.models import Call, packed_output
+from strategies.common.private_apis.models import Call
 from strategies.common.private_apis.variables import move_variable
 from trainers.pipeline_parallel.layer_graph import LayerGraph
 
@@ -134,21 +133,3 @@ def _layers(calls: Sequence[Call]) -> list[str]:
 
 def _unique(tensors: Iterable[keras.KerasTensor]) -> list[keras.KerasTensor]:
     return list({id(tensor): tensor for tensor in tensors}.values())
-
-
-class StagedModel:
-    """Whole model with each stage on its device; callable like a Keras model."""
-
-    def __init__(self, graph: LayerGraph, stages: Sequence[Stage]):
-        self._graph = graph
-        self._stages = stages
-
-    def __call__(self, features: Any, training: bool) -> Any:
-        values = self._graph.features_by_name(features)
-        outputs: list[tf.Tensor] = []
-        # Without micro-batches: one stage after the other, as for evaluation.
-        for stage in self._stages:
-            with tf.device(stage.device):
-                outputs = stage.run([values[name] for name in stage.inputs], training)
-            values.update(zip(stage.outputs, outputs, strict=True))
-        return packed_output(self._graph.model, outputs[0])

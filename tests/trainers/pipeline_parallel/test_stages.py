@@ -13,9 +13,9 @@ from tests.conformance.harness import small_config
 from trainers.inputs.sources import ArraySource, Data
 from trainers.model.layer_state import LayerState
 from trainers.model.train_step import StepSettings, with_totals
-from trainers.pipeline_parallel.build import build_pipeline
+from trainers.pipeline_parallel.build import Pipeline, build_pipeline
 from trainers.pipeline_parallel.layer_graph import LayerGraph
-from trainers.pipeline_parallel.stages import StagedModel, make_stages
+from trainers.pipeline_parallel.stages import make_stages
 from trainers.pipeline_parallel.step import PipelineStep
 from trainers.user_code.few_examples import few_examples
 from trainers.user_code.model import CustomModel
@@ -67,7 +67,8 @@ def test_stages_compute_what_the_model_computes(
     graph = LayerGraph.of(model)
     stages = make_stages(graph, graph.cuts()[-1:], ["CPU:0", "CPU:0"])
     assert len(stages) == 2
-    found = StagedModel(graph, stages)(features, training=False)
+    pipeline = Pipeline(graph=graph, stages=stages, num_microbatches=1)
+    found = pipeline(features, training=False)
     tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
 
 
