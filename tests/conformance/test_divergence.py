@@ -17,7 +17,10 @@ from strategies.inner_loop.staleness import joined
 from tests.conformance.custom import assemble_custom, assemble_model
 from tests.conformance.harness import subjects
 from tests.markers import chosen, further
-from trainers.fault_tolerance.non_finite import Diagnosis, require_finite_weights
+from trainers.fault_tolerance.non_finite import (
+    describe_divergence,
+    require_finite_weights,
+)
 from trainers.loop.parts import TrainingParts
 
 # The last batch of an epoch is smaller, and some replicas get no example of it.
@@ -110,8 +113,8 @@ def assert_left_out(assembly: TrainingParts, expected: str) -> None:
     assert np.isfinite(results.sums["loss"]).all()
     for now, then in zip(values(assembly), before, strict=True):
         np.testing.assert_array_equal(now, then)
-    diagnosis = Diagnosis(assembly.model, assembly.layer_state)
-    assert diagnosis(results) == f"{expected} is not finite at"
+    found = describe_divergence(assembly.model, assembly.layer_state, results)
+    assert found == f"{expected} is not finite at"
 
 
 class Mask(keras.layers.Layer):
@@ -165,8 +168,8 @@ def test_towers_that_do_not_wait_leave_the_update_out_as_well() -> None:
     results = assembly.loop_function(batches, 18).fetch()
     assert results.applied_steps < results.attempted_steps
     assert results.applied_steps == assembly.step.numpy()
-    diagnosis = Diagnosis(assembly.model, assembly.layer_state)
-    assert diagnosis(results) == "the gradient of ill/kernel is not finite at"
+    found = describe_divergence(assembly.model, assembly.layer_state, results)
+    assert found == "the gradient of ill/kernel is not finite at"
     for value in values(assembly):
         assert np.isfinite(value).all()
 
@@ -254,7 +257,7 @@ def test_a_loss_that_is_not_finite_is_told_from_gradients_that_are(
     batches = assembly.strategy.distribute(assembly.batches(0))
     results = assembly.loop_function(batches, 2).fetch()
     assert results.applied_steps == 0
-    found = Diagnosis(assembly.model, assembly.layer_state)(results)
+    found = describe_divergence(assembly.model, assembly.layer_state, results)
     assert re.match(words, found), found
 
 
@@ -276,7 +279,7 @@ def test_the_first_variable_is_named_by_its_value_or_else_its_gradient(
     kernel.assign(tf.fill(kernel.shape, np.inf))
     batches = assembly.strategy.distribute(assembly.batches(0))
     results = assembly.loop_function(batches, 2).fetch()
-    found = Diagnosis(assembly.model, assembly.layer_state)(results)
+    found = describe_divergence(assembly.model, assembly.layer_state, results)
     assert expected.format(assembly.model.name) in found
 
 

@@ -12,66 +12,62 @@ from strategies.common.types import StepResults
 from trainers.model.layer_state import LayerState
 
 
-class Diagnosis:
-    """Search for the first value that was not finite in a rejected step."""
+def describe_divergence(
+    model: keras.Model, layer_state: LayerState, results: StepResults
+) -> str:
+    """Describes the values that were not finite in a step that was not applied.
 
-    def __init__(self, model: keras.Model, layer_state: LayerState):
-        self._model = model
-        self._layer_state = layer_state
+    Args:
+      model: Model in training.
+      layer_state: State of its layers.
+      results: Results of the steps, the last of which was not applied.
 
-    def __call__(self, results: StepResults) -> str:
-        """Describes the values that were not finite in the last step.
-
-        Args:
-          results: Results of the steps, the last of which was not applied.
-
-        Returns:
-          Beginning of a sentence. It names the first variable, in the model's order,
-            whose gradient or value was not finite.
-        """
-        loss = float(results.sums["loss"][-1] / results.sums["examples"][-1])
-        number = None if math.isfinite(loss) else f"the loss is {loss}"
-        variable = self._first_variable(results.first_not_finite)
-        if number is None and variable is None:
-            # Of an earlier update of the step.
-            return "a gradient is not finite at"
-        if variable is None:
-            return f"{number}, with all gradients and weights finite, at"
-        found = f"{variable} is not finite"
-        return f"{number} and {found} at" if number else f"{found} at"
-
-    def _first_variable(self, position: int | None) -> str | None:
-        found = {
-            id(variable): f"the value of {variable.path}"
-            for variable in changed_by_training(self._model, self._layer_state)
-            if not _is_finite(variable)
-        }
-        # Positions count the gradients first and the layer state after them, the order
-        # of the flattened replica outputs.
-        trained = self._model.trainable_variables
-        if position is not None and position < len(trained):
-            variable = trained[position]
-            # A variable whose value is not finite already has an entry.
-            found.setdefault(id(variable), f"the gradient of {variable.path}")
-        elif position is not None:
-            variable = self._layer_state.assigned[position - len(trained)]
-            found.setdefault(id(variable), f"the new value of {variable.path}")
-        # In the model's order, so that the earliest layer is named.
-        in_order = (found.get(id(variable)) for variable in self._model.weights)
-        return next((words for words in in_order if words is not None), None)
+    Returns:
+      Beginning of a sentence. It names the first variable, in the model's order, whose
+      gradient or value was not finite.
+    """
+    loss = float(results.sums["loss"][-1] / results.sums["examples"][-1])
+    number = None if math.isfinite(loss) else f"the loss is {loss}"
+    variable = _first_variable(model, layer_state, results.first_not_finite)
+    if number is None and variable is None:
+        # Of an earlier update of the step.
+        return "a gradient is not finite at"
+    if variable is None:
+        return f"{number}, with all gradients and weights finite, at"
+    found = f"{variable} is not finite"
+    return f"{number} and {found} at" if number else f"{found} at"
 
 
-def changed_by_training(
+def _first_variable(
+    model: keras.Model, layer_state: LayerState, position: int | None
+) -> str | None:
+    found = {
+        id(variable): f"the value of {variable.path}"
+        for variable in _changed_by_training(model, layer_state)
+        if not _is_finite(variable)
+    }
+    # Positions count the gradients first and the layer state after them, the order of
+    # the flattened replica outputs.
+    trained = model.trainable_variables
+    if position is not None and position < len(trained):
+        variable = trained[position]
+        # A variable whose value is not finite already has an entry.
+        found.setdefault(id(variable), f"the gradient of {variable.path}")
+    elif position is not None:
+        variable = layer_state.assigned[position - len(trained)]
+        found.setdefault(id(variable), f"the new value of {variable.path}")
+    # In the model's order, so that the earliest layer is named.
+    in_order = (found.get(id(variable)) for variable in model.weights)
+    return next((words for words in in_order if words is not None), None)
+
+
+def _changed_by_training(
     model: keras.Model, layer_state: LayerState
 ) -> list[keras.Variable]:
     """Returns the weights that steps change, which have to be finite.
 
     A layer may keep infinite weights that no step changes, such as the mask of an
     attention.
-
-    Args:
-      model: Model in training.
-      layer_state: State of its layers.
     """
     assigned = {id(variable) for variable in layer_state.assigned}
     return [v for v in model.weights if v.trainable or id(v) in assigned]
@@ -82,16 +78,11 @@ def require_finite_weights(
 ) -> None:
     """Checks that all weights that steps change are finite after a step.
 
-    Args:
-      model: Model to check.
-      layer_state: State of its layers.
-      step: Number of applied updates.
-
     Raises:
       DivergedError: A weight is not finite.
     """
     # The loss only shows it at the next step, which is too late for a checkpoint.
-    for weight in changed_by_training(model, layer_state):
+    for weight in _changed_by_training(model, layer_state):
         if not _is_finite(weight):
             raise DivergedError(step, f"{weight.path} is not finite after")
 

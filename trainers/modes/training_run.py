@@ -9,6 +9,7 @@ from those around the callbacks and calls of a Keras program.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,7 +24,10 @@ from strategies.common.errors import (
 )
 from strategies.common.types import SummaryLevel
 from trainers.experiments.verify.keras_step import record_keras_step
-from trainers.fault_tolerance.non_finite import Diagnosis, require_finite_weights
+from trainers.fault_tolerance.non_finite import (
+    describe_divergence,
+    require_finite_weights,
+)
 from trainers.fault_tolerance.preemption import PreemptionSignals
 from trainers.fault_tolerance.rollback import agree_on_step
 from trainers.fault_tolerance.watchdog import Watchdog
@@ -202,7 +206,9 @@ class TrainingRun:
             [*self._callbacks(), Always(signals)],
             self.metrics.clock,
             self.metrics.counters,
-            diagnose=Diagnosis(parts.model, parts.layer_state),
+            diagnose=functools.partial(
+                describe_divergence, parts.model, parts.layer_state
+            ),
             stop_requested=lambda: signals.requested,
         )
 
