@@ -27,12 +27,9 @@ def names() -> tuple[str, ...]:
 
 
 def reading(setting: str) -> Callable[[], tuple[str, ...]]:
-    """Returns a function that lists the models that read a setting.
+    """Returns a function to the models that read a field of `models.base.Settings`.
 
     It looks at the sources, because importing a model loads TensorFlow.
-
-    Args:
-      setting: Name of a field of `models.base.Settings`.
 
     Returns:
       A function without arguments that returns names, and `keras:*` for the classifiers

@@ -82,9 +82,6 @@ def cross_entropy_as_compiled(label_smoothing: float) -> AsCompiled:
     """Returns what a program with `fit` has for `make_cross_entropy`, and accuracy.
 
     Smoothing needs one-hot labels there.
-
-    Args:
-      label_smoothing: Label smoothing as in `make_cross_entropy`.
     """
     if not label_smoothing:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

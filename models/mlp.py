@@ -22,12 +22,7 @@ def build(data: Examples, settings: Settings) -> keras.Model:
 
 
 def hidden_layers(features: keras.KerasTensor, settings: Settings) -> keras.KerasTensor:
-    """Adds dense layers with ReLU, each followed by dropout if it is set.
-
-    Args:
-      features: Features [n, width].
-      settings: Settings with widths and dropout.
-    """
+    """Adds dense layers with ReLU to features [n, width], with dropout if it is set."""
     hidden = features
     for index, units in enumerate(settings.hidden_units, start=1):
         hidden = keras.layers.Dense(units, activation="relu", name=f"hidden_{index}")(

@@ -19,10 +19,6 @@ def check_names(path: str, option: str) -> None:
 
     Python keeps one module of a name, and the program's own would not be found.
 
-    Args:
-      path: Path of the file.
-      option: Option with the file, for the message.
-
     Raises:
       ValueError: The file, or a module beside it that it imports, has such an import.
     """

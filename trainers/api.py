@@ -239,11 +239,7 @@ def _trained(config: Config) -> TrainingResult:
 
 
 def _run(arguments: Sequence[str]) -> tuple[int, str]:
-    """Runs a command line, and returns its exit code and the last error it printed.
-
-    Args:
-      arguments: Flags.
-    """
+    """Runs a command line, and returns its exit code and the last error it printed."""
     path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-m", "trainers.main", *arguments]
     error = ""

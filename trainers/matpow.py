@@ -110,26 +110,14 @@ class Measured:
 
 
 def make_matrices(count: int, size: int, dtype: str, seed: int) -> list[np.ndarray]:
-    """Returns random [size, size] matrices with rows that sum to 1.
-
-    Args:
-      count: Number of matrices.
-      size: Rows and columns of a matrix.
-      dtype: Type of the entries.
-      seed: Seed of the random numbers.
-    """
+    """Returns random [size, size] matrices with rows that sum to 1."""
     generator = np.random.default_rng(seed)
     matrices = [generator.random((size, size), dtype) for _ in range(count)]
     return [matrix / matrix.sum(axis=1, keepdims=True) for matrix in matrices]
 
 
 def measure_numpy(task: Task, repeats: int) -> Measured:
-    """Computes and times the sum of powers with NumPy.
-
-    Args:
-      task: Computation.
-      repeats: Number of timed repetitions.
-    """
+    """Computes and times the sum of powers with NumPy."""
 
     def compute() -> np.ndarray:
         total = np.zeros_like(task.matrices[0])
@@ -144,13 +132,7 @@ def measure_numpy(task: Task, repeats: int) -> Measured:
 
 
 def measure_tensorflow(task: Task, devices: Sequence[str], repeats: int) -> Measured:
-    """Computes and times the powers on devices in turn, and their sum on the CPU.
-
-    Args:
-      task: Computation.
-      devices: Device names, as `tf.device` accepts them.
-      repeats: Number of timed repetitions.
-    """
+    """Computes and times the powers on devices in turn, and their sum on the CPU."""
     import tensorflow as tf
 
     from strategies.devices.assignment import CPU, name_of
@@ -193,27 +175,16 @@ def _measure(where: str, compute: Callable[[], np.ndarray], repeats: int) -> Mea
 
 
 def difference(result: np.ndarray, reference: np.ndarray) -> float:
-    """Returns the largest difference of two entries, relative to the reference's.
+    """Returns the largest difference of entries, relative to the reference's.
 
-    Args:
-      result: Result to check, [size, size].
-      reference: Reference, [size, size].
-
-    Returns:
-      Largest relative difference; infinity if an entry is not a number.
+    It is infinite if an entry is not a number.
     """
     relative = np.abs(result.astype(np.float64) / reference.astype(np.float64) - 1)
     return float(np.nan_to_num(relative, nan=np.inf).max())
 
 
 def report(task: Task, reference: Measured, found: Sequence[Measured]) -> list[str]:
-    """Returns the lines of a table; the speed-up is relative to the first of `found`.
-
-    Args:
-      task: Computation.
-      reference: Result of NumPy.
-      found: Results of TensorFlow.
-    """
+    """Returns the lines of a table; the speed-up is relative to `found[0]`."""
     rows = [("", "ms", "GFLOP/s", "speed-up", "difference")]
     for measured in (reference, *found):
         speed_up = found[0].seconds / measured.seconds
@@ -232,9 +203,6 @@ def report(task: Task, reference: Measured, found: Sequence[Measured]) -> list[s
 
 def run(values: flags.FlagValues) -> ExitCode:
     """Computes and times the powers, and prints the table.
-
-    Args:
-      values: Flags of this command.
 
     Returns:
       DONE, or DIFFERENT if results do not agree.

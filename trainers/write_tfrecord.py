@@ -124,9 +124,6 @@ def _write_records(path: Path, samples: np.ndarray, labels: np.ndarray) -> None:
 def run(values: flags.FlagValues) -> ExitCode:
     """Writes the file and prints how to use it.
 
-    Args:
-      values: Flags of this command.
-
     Raises:
       UsageError: The file cannot be written.
     """

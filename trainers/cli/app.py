@@ -36,14 +36,7 @@ from trainers.user_code import ended
 
 
 def run(argv: Sequence[str]) -> int:
-    """Runs one command line and returns its exit code.
-
-    Args:
-      argv: Program name and its arguments.
-
-    Returns:
-      Exit code of the process.
-    """
+    """Runs one command line and returns its exit code."""
     try:
         config = flags.parse(argv)
     except flags.HelpRequested as help_requested:
@@ -122,13 +115,6 @@ _MODES_THAT_LOOK = ("doctor", "devices")
 
 def _look(config: Config, console: Console) -> int:
     """Runs a mode that inspects the machine.
-
-    Args:
-      config: Configuration of the run.
-      console: Output of the process.
-
-    Returns:
-      Exit code of the process.
 
     Raises:
       UsageError: TensorFlow or Keras is not installed.
@@ -213,10 +199,6 @@ def _refuse(error: UsageError, verbose: bool) -> ExitCode:
 def check_files(config: Config, cluster: Cluster) -> None:
     """Checks the run folder and the data paths before TensorFlow is imported.
 
-    Args:
-      config: Configuration of the run.
-      cluster: This process's place in the cluster.
-
     Raises:
       UsageError: The run's folder cannot be used, or there is no data.
     """
@@ -232,17 +214,9 @@ def check_files(config: Config, cluster: Cluster) -> None:
 
 
 def run_task(config: Config, cluster: Cluster, console: Console) -> int:
-    """Runs this process's part of the run to its end.
+    """Runs this process's part of the run to its end, and returns the exit code.
 
     Most modes import TensorFlow.
-
-    Args:
-      config: Configuration of the run.
-      cluster: This process's place in the cluster.
-      console: Output of the process.
-
-    Returns:
-      Exit code of the process.
 
     Raises:
       UsageError: The machine lacks something that the configuration asks for.

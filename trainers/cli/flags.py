@@ -45,12 +45,6 @@ def parse(argv: Sequence[str]) -> Config:
     Flags take precedence over `--set`, which takes precedence over the file given by
     `--config`, which takes precedence over the defaults.
 
-    Args:
-      argv: Program name and its arguments.
-
-    Returns:
-      Configuration of the run.
-
     Raises:
       HelpRequested: The arguments ask for a text; the message is the text.
       UsageError: A flag is unknown, its value is not accepted, or an argument is not a
@@ -77,14 +71,7 @@ def parse(argv: Sequence[str]) -> Config:
 
 
 def parse_arm(words: Sequence[str], base: Config) -> Config:
-    """Parses the flags of one arm of a comparison.
-
-    Args:
-      words: Flags of the arm, such as --num_replicas=4.
-      base: Configuration that all arms share; the flags override it.
-
-    Returns:
-      Configuration of the arm.
+    """Parses the flags of one arm of a comparison, which override what arms share.
 
     Raises:
       UsageError: `parse` would raise it, or an arm cannot have one of the flags.
@@ -112,11 +99,7 @@ _NOT_OF_AN_ARM = {
 
 
 def arguments_of(config: Config) -> list[str]:
-    """Returns the flags that `parse` turns into a configuration, without defaults.
-
-    Args:
-      config: Configuration to express.
-    """
+    """Returns the flags that `parse` turns into a configuration, without defaults."""
     arguments = []
     for name, value in config.to_dict().items():
         field = all_fields()[name][1]
@@ -237,9 +220,6 @@ def _with_one_of_its_strategies(settings: Mapping[str, Any]) -> Config:
     """Returns a comparison's settings with the first of its strategies that they fit.
 
     Some settings, such as --num_replicas, fit only some of the compared strategies.
-
-    Args:
-      settings: Settings by name, with `strategies` and without `strategy`.
 
     Raises:
       UsageError: The settings fit none of the strategies; the error is the first one.
@@ -364,11 +344,7 @@ _WORDS = {int: "whole numbers", float: "numbers", bool: "true or false"}
 
 
 def _converted(name: str, value: Any) -> Any:
-    """Converts the text of a flag to the type of its field.
-
-    Args:
-      name: Name of the setting.
-      value: Text, list of texts, bool or None, as absl returns it.
+    """Converts the value that absl has of a flag to the type of its field.
 
     Raises:
       UsageError: The text is not a number where the field requires one.

@@ -153,11 +153,7 @@ def page(mode: str | None, strategy: str | None) -> str:
 
 
 def of_mode(name: str) -> str:
-    """Returns the help page of one mode.
-
-    Args:
-      name: Key of `MODES`.
-    """
+    """Returns the help page of one mode."""
     mode = MODES[name]
     return _page_of(
         f"--mode={name}",
@@ -169,11 +165,7 @@ def of_mode(name: str) -> str:
 
 
 def of_strategy(name: str) -> str:
-    """Returns the help page of one strategy.
-
-    Args:
-      name: Name of a registered strategy.
-    """
+    """Returns the help page of one strategy."""
     traits = registry.traits(name)
 
     def is_used(setting: str) -> bool:

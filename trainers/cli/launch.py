@@ -27,11 +27,6 @@ from trainers.run_dir.training_dir import TrainingDir
 def launch(config: Config, argv: Sequence[str], console: Console) -> int:
     """Starts every task, waits for all of them and returns the run's exit code.
 
-    Args:
-      config: Configuration parsed from `argv`.
-      argv: Program name and its arguments; each task gets the same arguments.
-      console: Output for warnings about failed tasks.
-
     Raises:
       UsageError: A request cannot be met. No task has been started yet.
     """
@@ -52,11 +47,6 @@ def plan_of(config: Config, argv: Sequence[str], folder: RunDir) -> Plan:
     """Returns the plan of the cluster: command, addresses, GPUs and restart policy.
 
     The ports in the plan are free but not reserved.
-
-    Args:
-      config: Configuration of the run.
-      argv: Program name and its arguments.
-      folder: Folder of the run.
 
     Raises:
       UsageError: The machine has fewer GPUs than workers, or has no GPU although a

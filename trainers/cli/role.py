@@ -31,10 +31,6 @@ def cluster_of(config: Config, environment: Mapping[str, str]) -> Cluster | None
 
     This function imports no TensorFlow, unless Slurm has started this process.
 
-    Args:
-      config: Configuration of the run.
-      environment: Environment variables of the process.
-
     Returns:
       Cluster without addresses for a single process, the cluster of TF_CONFIG or Slurm
         for a task, None for the launcher of a new cluster on this machine.

@@ -68,9 +68,6 @@ def load_tensorflow(config: Config) -> None:
     When a task of the cluster dies, TensorFlow logs up to hundreds of lines a second,
     from C++ and Python, and then raises an error with the same information. Unless
     --verbose is given, these log lines are hidden.
-
-    Args:
-      config: Configuration of the run.
     """
     verbose = config.run.verbose
     several = registry.traits(config.strategy.strategy).multi_process
@@ -159,14 +156,11 @@ def _settings_blamed() -> Iterator[None]:
 
 
 def _hide_errors_of_destructors(kind: type[Exception]) -> None:
-    """Suppresses tracebacks of exceptions that TensorFlow's destructors raise.
+    """Suppresses tracebacks of one kind of exception that destructors raise.
 
     TensorFlow's executors wait for a dead task when they are deleted, and raise an
     error that was already raised before (tensorflow/python/eager/executor.py,
     `__del__`).
-
-    Args:
-      kind: Class of the suppressed exceptions; other exceptions reach the usual hook.
     """
     usual = sys.unraisablehook
 

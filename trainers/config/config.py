@@ -93,10 +93,7 @@ class Config:
     # `self` is positional-only, so that a file with a setting named `self` reaches
     # `field_of`, which rejects it as unknown.
     def replace(self, /, **values: Any) -> Config:
-        """Returns a copy with some settings changed.
-
-        Args:
-          **values: New values by flat setting name.
+        """Returns a copy with some settings changed, by their names.
 
         Raises:
           UsageError: A name is unknown, or a value is not accepted.
@@ -104,10 +101,7 @@ class Config:
         return self._changed(values, self.given)
 
     def with_given(self, /, **values: Any) -> Config:
-        """Returns a copy with settings that the user has given.
-
-        Args:
-          **values: New values by flat setting name, perhaps the default ones.
+        """Returns a copy with settings that the user has given, perhaps the defaults.
 
         Raises:
           UsageError: A name is unknown, or a value is not accepted.

@@ -72,10 +72,7 @@ def by_group(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def field_of(name: str) -> tuple[Any, dataclasses.Field]:
-    """Returns the group class and the field of a setting.
-
-    Args:
-      name: Name of the setting, without its group.
+    """Returns the group class and the field of a setting, from its name alone.
 
     Raises:
       UsageError: No setting has this name.

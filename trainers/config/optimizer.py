@@ -88,9 +88,6 @@ class OptimizerConfig:
         combine it with warm-up. The sqrt rule keeps the variance of the summed update
         constant (Krizhevsky, One weird trick for parallelizing convolutional neural
         networks, 2014, who found that the linear rule works better).
-
-        Args:
-          global_batch_size: Number of examples of one update.
         """
         # `_check_scaling` requires the base for linear and sqrt; without a base the
         # factor is "none" and the ratio is not used.

@@ -45,12 +45,7 @@ THE_PROGRAMS = "the program's"
 
 
 def is_left_to_program(name: str, config: Config) -> bool:
-    """Returns whether the program of a run decides a setting, which nobody has given.
-
-    Args:
-      name: Name of the setting.
-      config: Configuration of the run.
-    """
+    """Returns whether a run's program decides a setting, which nobody has given."""
     if config.model.script is None or name in config.given:
         return False
     # --optimizer comes with all of its settings, by default too.
@@ -59,12 +54,7 @@ def is_left_to_program(name: str, config: Config) -> bool:
 
 
 def value_in_words(name: str, config: Config) -> str:
-    """Returns the value of a setting as an argument, or that the program decides it.
-
-    Args:
-      name: Name of the setting.
-      config: Configuration of the run.
-    """
+    """Returns the value of a setting as an argument, or that the program decides it."""
     if is_left_to_program(name, config):
         return THE_PROGRAMS
     return as_argument(config.to_dict()[name])

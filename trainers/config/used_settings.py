@@ -44,10 +44,6 @@ def check_used_by_one(
 ) -> None:
     """Checks that each setting that is given has an effect on one of several runs.
 
-    Args:
-      settings: Values by name, given for all of the runs.
-      runs: Settings of each run.
-
     Raises:
       UsageError: A setting has no effect; the message says where it would have one.
     """

@@ -23,9 +23,6 @@ _SETTINGS = ("model", "dataset", "callbacks")
 def check_packages(config: Config) -> None:
     """Rejects functions in missing or hidden modules, before anything is loaded.
 
-    Args:
-      config: Configuration of the run.
-
     Raises:
       UsageError: A package is missing, or a module has the name of a package of this
         project; the message names the first one.
@@ -53,11 +50,6 @@ def check_given(
     """Rejects functions that a file names and no flag names.
 
     A file from another person must not decide which code runs on this machine.
-
-    Args:
-      settings: Settings of the file.
-      flags: Settings from flags, by name.
-      source: Name of the file in the error message.
 
     Raises:
       UsageError: Only the file names a function.

@@ -17,11 +17,6 @@ def describe_divergence(
 ) -> str:
     """Describes the values that were not finite in a step that was not applied.
 
-    Args:
-      model: Model in training.
-      layer_state: State of its layers.
-      results: Results of the steps, the last of which was not applied.
-
     Returns:
       Beginning of a sentence. It names the first variable, in the model's order, whose
       gradient or value was not finite.

@@ -63,9 +63,6 @@ class PreemptionSignals:
         Processes that stop together do so after the same step. A run that has reached
         its last step ends normally.
 
-        Args:
-          report: Report of the last call of the inner loop.
-
         Raises:
           StopRequested: A process received a signal.
         """

@@ -32,14 +32,7 @@ class Rollbacks:
         most: int,
         warn: Callable[[str], None],
     ):
-        """Stores its parts; touches no file.
-
-        Args:
-          checkpoints: Checkpoints of the run.
-          learning_rate_scale: Factor of the run's learning rate.
-          most: Maximum number of rollbacks.
-          warn: Function that prints one line at each rollback.
-        """
+        """Stores its parts; touches no file."""
         self._checkpoints = checkpoints
         self._rate_factor = learning_rate_scale
         self._most = most
@@ -55,11 +48,7 @@ class Rollbacks:
         return {"rollbacks": dataclasses.asdict(self._history)} if self.count else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores the history and the learning rate of a resumed run.
-
-        Args:
-          state: State of the checkpoint.
-        """
+        """Restores the history and the learning rate of a resumed run."""
         self._history = RollbackHistory(**state.get("rollbacks", {}))
         self._rate_factor.assign(self._history.learning_rate_factor)
 
@@ -69,9 +58,6 @@ class Rollbacks:
         The checkpoint is the newest one or, if training got no further than the last
         divergence, the one before the last restored checkpoint. Later checkpoints are
         removed, because their training is abandoned.
-
-        Args:
-          error: Divergence with its step.
 
         Returns:
           The `state` of the checkpoint, or None if there is no checkpoint or the
@@ -102,13 +88,7 @@ class Rollbacks:
         return None
 
     def _candidates(self, diverged_at: int) -> list[int]:
-        """Returns the steps of the checkpoints to try, in ascending order.
-
-        The last one is tried first.
-
-        Args:
-          diverged_at: Step of the divergence.
-        """
+        """Returns the steps of checkpoints to try, of which the last is tried first."""
         history = self._history
         steps = [step for step in self._checkpoints.steps() if step < diverged_at]
         if history.restored_step is None or diverged_at > history.furthest_step:

@@ -39,12 +39,7 @@ _RECORD = re.compile(
 
 
 def refusal_of(error: Exception, config: Config) -> UsageError | None:
-    """Returns a one-line error for an error that the user can correct; None otherwise.
-
-    Args:
-      error: Error that ended the run.
-      config: Configuration of the run.
-    """
+    """Returns one line for an error that the user can correct; None otherwise."""
     # The coordinator of parameter servers wraps some errors.
     message = str(getattr(error, "original_exception", error))
     missing = _MISSING_DEVICE.search(message)

@@ -91,11 +91,7 @@ class Watchdog:
             self._thread.join()
 
     def note(self, kind: str) -> None:
-        """Records that a block of work of this kind has begun or ended.
-
-        Args:
-          kind: Kind of work, as in `Clock`.
-        """
+        """Records that a block of work of a kind of `Clock` has begun or ended."""
         # A block has ended if its kind comes twice: blocks of `Clock` do not overlap.
         self._doing = _BETWEEN_BLOCKS if kind == self._doing else kind
         self._read_before = None

@@ -21,10 +21,6 @@ def find_files(data_path: str, flag: str) -> list[Path]:
     A path is a file, a folder with *.tfrecord and *.tfrecord.gz files, or a pattern
     with * ? [ ] or **. The files of a folder or pattern are sorted by name.
 
-    Args:
-      data_path: Value of the flag.
-      flag: Flag that the value is from, named in errors.
-
     Raises:
       UsageError: A path has no file to read, or one file is listed twice.
     """

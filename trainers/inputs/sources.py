@@ -94,12 +94,7 @@ class StreamedSource(abc.ABC):
 
 
 def first_examples(source: Source, most: int) -> tuple[Any, Any]:
-    """Returns features and labels of the first examples of any source.
-
-    Args:
-      source: Examples, by index or one after the other.
-      most: Number of examples, if there are as many.
-    """
+    """Returns features and labels of the first `most` examples, or of all."""
     count = min(most, source.num_examples)
     if isinstance(source, StreamedSource):
         return source.few(count)
@@ -107,11 +102,9 @@ def first_examples(source: Source, most: int) -> tuple[Any, Any]:
 
 
 def spread_examples(source: Source, most: int) -> tuple[Any, Any]:
-    """Returns features and labels of examples from the first to the last.
+    """Returns features and labels of `most` examples from the first to the last.
 
-    Args:
-      source: Examples, by index; a stream of examples gives the first ones.
-      most: Number of examples, if there are as many.
+    A stream gives its first ones.
     """
     if isinstance(source, StreamedSource):
         return first_examples(source, most)
@@ -124,11 +117,7 @@ class ArraySource:
     """Examples held in memory."""
 
     def __init__(self, features: Any, labels: Any):
-        """Keeps all arrays on the host.
-
-        Args:
-          features: Array [num_examples, ...], or a structure of such arrays.
-          labels: Array [num_examples, ...], or a structure of such arrays.
+        """Keeps arrays [num_examples, ...], or structures of them, on the host.
 
         Raises:
           UsageError: The arrays have different numbers of examples.

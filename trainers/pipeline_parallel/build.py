@@ -51,9 +51,6 @@ class Pipeline:
         """Returns the bytes that stages receive from other stages.
 
         Tensors whose size depends on the data are not counted.
-
-        Args:
-          num_examples: Number of examples.
         """
         sizes = {
             # num_elements() is None for a tensor of unknown length.

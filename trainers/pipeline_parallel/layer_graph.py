@@ -29,10 +29,7 @@ class LayerGraph:
 
     @classmethod
     def of(cls, model: keras.Model) -> LayerGraph:
-        """Returns the graph of a built model.
-
-        Args:
-          model: Functional or Sequential model.
+        """Returns the graph of a built model, functional or Sequential.
 
         Raises:
           UsageError: The model is subclassed or has several outputs.

@@ -48,13 +48,7 @@ def measure_seconds(graph: LayerGraph, features: Any, device: str) -> list[float
 def _run(
     layer: keras.Model, inputs: Sequence[tf.Tensor], features: Collection[int]
 ) -> tuple[float, list[tf.Tensor]]:
-    """Runs one layer forward and backward, and returns its seconds and outputs.
-
-    Args:
-      layer: Layer as a model.
-      inputs: Its inputs.
-      features: `id` of each tensor of features.
-    """
+    """Runs one layer forward and backward, and returns its seconds and outputs."""
     begin = time.perf_counter()
     # Discards the state that layers write, such as moving averages.
     with (
@@ -119,11 +113,6 @@ def cut_evenly(
     graph: LayerGraph, measure: Callable[[], Sequence[float]], num_stages: int
 ) -> list[int]:
     """Returns the positions at which stages of about equal duration begin.
-
-    Args:
-      graph: Layer graph of the model.
-      measure: Function that returns the seconds of each call.
-      num_stages: Number of stages.
 
     Returns:
       Position of the first call of every stage except the first. The slowest stage is

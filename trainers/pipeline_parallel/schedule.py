@@ -25,11 +25,6 @@ def order_of_stage(
     2021, figure 4, "1F1B"). Its idle time equals the idle time of a schedule with all
     forward passes first (Huang et al., GPipe, 2019), but it never holds the activations
     of more micro-batches than there are stages.
-
-    Args:
-      stage: Index of the stage, from 0.
-      num_stages: Number of stages.
-      num_microbatches: Number of micro-batches.
     """
     # Warm-up: forward passes before the first backward pass can arrive.
     ahead = min(num_stages - 1 - stage, num_microbatches)

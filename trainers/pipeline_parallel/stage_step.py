@@ -143,14 +143,7 @@ class StageRun:
         self._under_way: dict[int, _RunningSteps] = {}
 
     def forward(self, index: int, part: Batch, values: dict[int, tf.Tensor]) -> None:
-        """Runs a micro-batch forward and adds the outputs to its values.
-
-        Args:
-          index: Index of the micro-batch.
-          part: Micro-batch.
-          values: Tensors of the micro-batch by name; this stage takes its inputs from
-            them.
-        """
+        """Runs a micro-batch forward and adds the outputs to its values."""
         labels = part.labels if self.stage.is_last else ()
         # The features of stage 0 are among the inputs; only the last stage needs
         # labels. The others are not passed to the stage's function.

@@ -99,15 +99,10 @@ def make_stages(
 def _border(
     graph: LayerGraph, begin: int, end: int
 ) -> tuple[list[keras.KerasTensor], list[keras.KerasTensor]]:
-    """Returns the tensors that enter a stage and the tensors that leave it.
+    """Returns the tensors that enter and leave the stage calls[begin:end].
 
     Each tensor goes directly to the stages that take it, not through the stages
     between.
-
-    Args:
-      graph: Layer graph of the model.
-      begin: First call of the stage.
-      end: First call after the stage.
     """
     calls = graph.calls[begin:end]
     made = _unique(tensor for call in calls for tensor in call.outputs)

@@ -53,15 +53,7 @@ class PipelineStep:
         layer_state: LayerState,
         settings: StepSettings,
     ):
-        """Creates the stages' functions; traces nothing.
-
-        Args:
-          model: The whole model.
-          pipeline: The model in stages.
-          objective: Minimized loss and reported metrics.
-          layer_state: State of the model's layers.
-          settings: Settings of the run.
-        """
+        """Creates the stages' functions; traces nothing."""
         states = seed_states(model)
         self._model = model
         self._pipeline = pipeline

@@ -57,12 +57,7 @@ class Commit:
 
 
 def write_commit(folder: pathlib.Path, commit: Commit) -> None:
-    """Writes the manifest, which marks a checkpoint complete, after all other files.
-
-    Args:
-      folder: Folder of the checkpoint.
-      commit: Content of the manifest.
-    """
+    """Writes the manifest, which marks a checkpoint complete, after all other files."""
     files = {}
     for path in sorted(folder.iterdir()):
         # Every file must be on disk before the manifest that vouches for it.
@@ -92,10 +87,6 @@ def read_commit(folder: pathlib.Path, step: int) -> Commit:
 
     No file outside the folder is opened, even if the folder contains links or the
     manifest contains paths.
-
-    Args:
-      folder: Folder of the checkpoint.
-      step: Step in the folder's name.
 
     Raises:
       DamagedError: A file is missing, changed or unexpected.

@@ -23,9 +23,6 @@ def name_of(step: int) -> str:
 def check_writable_run(path: pathlib.Path) -> None:
     """Checks that a run can be written at a path or below it, and found there again.
 
-    Args:
-      path: Folder of a run, or of several runs.
-
     Raises:
       UsageError: Nothing can be made there, or TensorFlow would not find checkpoints.
       OSError: The system cannot look there.
@@ -41,9 +38,6 @@ def check_is_no_pattern(path: pathlib.Path) -> None:
     tensorflow/core/util/tensor_slice_reader.cc), and a path with [0.1] does not match
     itself. It can write there nevertheless.
 
-    Args:
-      path: Folder of a run, as TensorFlow gets it.
-
     Raises:
       UsageError: The path does not match itself.
     """
@@ -56,11 +50,7 @@ def check_is_no_pattern(path: pathlib.Path) -> None:
 
 
 def checkpoints_in(folder: pathlib.Path) -> dict[int, pathlib.Path]:
-    """Returns the paths of all checkpoints by step, damaged ones included.
-
-    Args:
-      folder: Folder of a run's checkpoints.
-    """
+    """Returns the paths of all checkpoints by step, damaged ones included."""
     if not folder.is_dir():
         return {}
     found = {}

@@ -85,9 +85,6 @@ class Checkpoints:
     def save(self, state: Mapping[str, Any]) -> pathlib.Path:
         """Writes a checkpoint, then removes the oldest checkpoints.
 
-        Args:
-          state: Further JSON values that a resumed run needs.
-
         Returns:
           Folder of the checkpoint.
 
@@ -128,9 +125,6 @@ class Checkpoints:
     def restore_newest(self, warn: Callable[[str], None]) -> Mapping[str, Any] | None:
         """Restores the newest undamaged checkpoint.
 
-        Args:
-          warn: Function that prints a warning for each damaged checkpoint.
-
         Returns:
           The `state` of the checkpoint, or None if there are no checkpoints.
 
@@ -162,9 +156,6 @@ class Checkpoints:
     def restore(self, step: int) -> Mapping[str, Any]:
         """Restores one checkpoint of a run that may remove it at the same time.
 
-        Args:
-          step: Step of the checkpoint.
-
         Returns:
           The `state` of the checkpoint.
 
@@ -185,11 +176,7 @@ class Checkpoints:
         return commit.state
 
     def remove_after(self, step: int) -> None:
-        """Removes the checkpoints of later steps after a rollback.
-
-        Args:
-          step: Step of the newest checkpoint to keep.
-        """
+        """Removes the checkpoints of later steps after a rollback."""
         for later, folder in checkpoints_in(self._folder).items():
             if later > step:
                 _remove(folder)

@@ -28,11 +28,6 @@ _LENGTH = ("train_steps", "epochs")
 def check_same_training(path: pathlib.Path, before: Config, config: Config) -> None:
     """Checks that a resumed run trains as it did.
 
-    Args:
-      path: Folder of the run, for the message.
-      before: Configuration in the folder.
-      config: Configuration to continue with.
-
     Raises:
       UsageError: Settings that determine the training differ.
     """
@@ -61,11 +56,6 @@ def check_same_training(path: pathlib.Path, before: Config, config: Config) -> N
 
 def check_enough_steps(path: pathlib.Path, step: int, last_step: int) -> None:
     """Checks that a resumed run does not end before its checkpoint.
-
-    Args:
-      path: Folder of the run, for the message.
-      step: Step of the checkpoint.
-      last_step: Step at which the run would end.
 
     Raises:
       UsageError: The run has more steps already.

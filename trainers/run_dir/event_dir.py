@@ -14,10 +14,7 @@ from strategies.common.text import one_line
 
 
 def make_event_dir(folder: str) -> None:
-    """Creates a folder and checks that a file can be written there and deleted.
-
-    Args:
-      folder: Path or URL that `tf.io.gfile` knows.
+    """Creates a folder, perhaps at a URL, and checks that files can be written.
 
     Raises:
       UsageError: The folder cannot be written.
@@ -43,9 +40,6 @@ def remote_errors(folder: str) -> Iterator[None]:
 
     A run survives these (`strategies.common.write_errors`). Errors of a folder of this
     machine are kept: TensorFlow's message ends in the system's words there.
-
-    Args:
-      folder: Path or URL of the folder.
     """
     try:
         yield

@@ -51,9 +51,6 @@ class Exports:
     def write(self, name: str) -> None:
         """Writes BEST or LAST in every format and replaces older files.
 
-        Args:
-          name: BEST or LAST.
-
         Raises:
           OSError: The files cannot be written, such as on a full disk.
         """
@@ -79,10 +76,6 @@ def read_keras(path: str, like: keras.Model) -> None:
     No code in the file is run: Keras rejects layers that hold code, and custom layers
     of the user must already be registered (`keras.saving.register_keras_serializable`).
 
-    Args:
-      path: Path of a file from `Exports`.
-      like: Model whose weights are replaced.
-
     Raises:
       UsageError: The file cannot be read or holds another model.
     """
@@ -107,10 +100,6 @@ def load_initial_weights(path: str, model: keras.Model) -> None:
     """Loads the weights of a Keras file into a new model, layer by layer.
 
     Nothing but the weights is read from the file, and no code in it is run.
-
-    Args:
-      path: Path of a .keras or .weights.h5 file.
-      model: Built model.
 
     Raises:
       UsageError: There is no such file, or a layer has other weights.

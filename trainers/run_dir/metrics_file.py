@@ -45,9 +45,5 @@ class MetricsFile:
         write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in rows))
 
     def drop_after(self, step: int) -> None:
-        """Removes the rows of later steps.
-
-        Args:
-          step: Last step to keep.
-        """
+        """Removes the rows of later steps."""
         self.write(self.rows_until(step))

@@ -61,9 +61,6 @@ class RunDir:
     def of_existing(cls, path: str) -> RunDir:
         """Returns the folder of an existing run.
 
-        Args:
-          path: Path of the folder.
-
         Raises:
           UsageError: The folder holds no run.
         """
@@ -109,10 +106,6 @@ class RunDir:
 
         The chief writes the files; the tasks that serve the chief read them. A second
         command with this folder is refused, and its chief ends no task of the first.
-
-        Args:
-          cluster: Cluster of the task.
-          task: Name of the task.
         """
         return str(self.path / "logs" / f"{task}-{cluster.digest}.ending")
 
@@ -156,11 +149,7 @@ class RunDir:
         return is_followed or result.get("status") == "completed"
 
     def phase_path(self, phase: int) -> pathlib.Path:
-        """Returns the folder of the checkpoints of one phase of a run.
-
-        Args:
-          phase: Number of the call of `fit`, from 1.
-        """
+        """Returns the folder of the checkpoints of one call of `fit`, from 1."""
         return self.checkpoints / f"phase-{phase}" if phase > 1 else self.checkpoints
 
     def reached_step(self) -> int:
@@ -169,11 +158,7 @@ class RunDir:
         return max(rows[-1]["step"] if rows else 0, *self._all_checkpoints(), 0)
 
     def add_to_result(self, **values: Any) -> None:
-        """Adds values that only another process knows to an existing result.json.
-
-        Args:
-          **values: Values by key.
-        """
+        """Adds values that only another process knows to an existing result.json."""
         result = self.read_result()
         if result is not None:
             write_json(self._result, {**result, **values})

@@ -82,12 +82,7 @@ class Recording:
         self._folder = run_folder / _FOLDER
 
     def write(self, step: int, recorded: RecordedStep) -> None:
-        """Writes a step and replaces the same step from before a resumption.
-
-        Args:
-          step: Number of the step, from 1.
-          recorded: Values of the step.
-        """
+        """Writes a step and replaces the same step from before a resumption."""
         arrays = {
             f"{group}/{name}": _smallest(np.asarray(values, np.float64))
             for group in (GRADIENTS, WEIGHTS, LAYER_STATE)
@@ -112,9 +107,6 @@ class Recording:
 
     def read(self, step: int) -> RecordedStep:
         """Reads a step; its arrays are float64.
-
-        Args:
-          step: Number of the step, from 1.
 
         Raises:
           OSError, ValueError: The file is absent or damaged.
@@ -196,9 +188,6 @@ def unique_names(paths: Sequence[str]) -> list[str]:
     """Returns the names with a number appended to repeated ones.
 
     Layers of a subclassed model may share a name, and so may their variables.
-
-    Args:
-      paths: Paths of variables.
     """
     seen: dict[str, int] = {}
     names = []

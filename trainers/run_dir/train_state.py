@@ -89,9 +89,6 @@ def check_state(state: Mapping[str, Any]) -> None:
     The digest detects accidental changes, but not a state that somebody has changed and
     signed again.
 
-    Args:
-      state: State from a checkpoint's manifest.
-
     Raises:
       DamagedError: The state does not have the form that a run saves.
     """

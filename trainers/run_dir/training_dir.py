@@ -36,9 +36,6 @@ class TrainingDir(RunDir):
     def __init__(self, config: Config):
         """Chooses a folder and checks that training may use it; writes nothing.
 
-        Args:
-          config: Configuration of the run.
-
         Raises:
           UsageError: The folder holds other files, holds a run without --resume=auto,
             holds a run with other settings, or cannot be written or read.
@@ -78,10 +75,6 @@ class TrainingDir(RunDir):
 
         No other process can begin in this folder until the result is written or this
         process ends.
-
-        Args:
-          config: Configuration of the run.
-          first_step: Number of updates already applied.
 
         Raises:
           UsageError: The folder or --tensorboard_dir cannot be written, or another
