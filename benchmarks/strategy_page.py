@@ -44,11 +44,7 @@ strategy costs, and not what more devices bring. The same command measures your 
 
 
 def page(recorded: Mapping[str, Any]) -> str:
-    """Returns the page, in Markdown.
-
-    Args:
-      recorded: Content of strategy_table.json.
-    """
+    """Returns the page of a strategy_table.json, in Markdown."""
     subjects = recorded["subjects"]
     first = next(iter(subjects.values()))
     created = first["created"].partition("T")[0]
@@ -147,12 +143,7 @@ def _wrapped(command: str) -> str:
 
 
 def draw(recorded: Mapping[str, Any], path: pathlib.Path) -> None:
-    """Draws the speeds of all arms with their intervals, one chart for each model.
-
-    Args:
-      recorded: Content of strategy_table.json.
-      path: PNG file to write.
-    """
+    """Draws the speeds of all arms with their intervals, one chart for each model."""
     subjects = recorded["subjects"]
     figure = Figure(figsize=(10, 3.4), layout="constrained")
     charts = figure.subplots(1, len(subjects), sharey=True, squeeze=False)

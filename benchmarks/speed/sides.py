@@ -13,10 +13,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
+from benchmarks.record import ROOT
 from strategies.cluster.spec import Cluster
 from strategies.launcher.launch_config import local_cluster
 
-ROOT = pathlib.Path(__file__).parents[2]
 _PATIENCE_SECONDS = 900.0
 
 
@@ -64,7 +64,7 @@ class Project:
 
     Attributes:
       flags: Arguments without --run_dir.
-      cores: CPUs that it may use; empty for all.
+      cores: CPU of each of several separate runs at once; empty for one run on all.
     """
 
     flags: tuple[str, ...]
@@ -72,35 +72,27 @@ class Project:
 
     @property
     def label(self) -> str:
-        """Returns the command."""
-        pinned = f"taskset -c {','.join(map(str, self.cores))} " if self.cores else ""
-        return f"{pinned}python -m trainers.main {' '.join(self.flags)}"
-
-    def command(self, run: pathlib.Path) -> list[str]:
-        """Returns the command that trains into a folder."""
-        command = [sys.executable, "-m", "trainers.main", f"--run_dir={run}"]
-        return [*_pinned(self.cores), *command, *self.flags]
-
-    def measure(self, folder: pathlib.Path) -> Measured:
-        """Runs it once; see `Side`."""
-        (measured,) = _measured_together([self], folder)
-        return measured
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Unconnected:
-    """Several separate runs of the project at the same time."""
-
-    projects: tuple[Project, ...]
-
-    @property
-    def label(self) -> str:
-        """Returns the number of runs, and the command of the first."""
-        return f"{len(self.projects)} at once: {self.projects[0].label}"
+        """Returns the command, and the number of its runs."""
+        command = f"python -m trainers.main {' '.join(self.flags)}"
+        if not self.cores:
+            return command
+        return f"{len(self.cores)} at once: taskset -c {self.cores[0]} {command}"
 
     def measure(self, folder: pathlib.Path) -> Measured:
         """Returns the speed of all runs together."""
-        found = _measured_together(self.projects, folder)
+        pins = [["taskset", "-c", str(core)] for core in self.cores] or [[]]
+        runs = [folder / f"run-{index}" for index in range(len(pins))]
+        train = [sys.executable, "-m", "trainers.main", *self.flags]
+        commands: list[tuple[Sequence[str], Mapping[str, str]]] = [
+            ([*pin, *train, f"--run_dir={run}"], {})
+            for pin, run in zip(pins, runs, strict=True)
+        ]
+        started = time.perf_counter()
+        with _started(commands, folder) as processes:
+            for index, process in enumerate(processes):
+                _outcome(process, folder / f"{index}.log")
+        seconds = time.perf_counter() - started
+        found = [_of_run(run, seconds) for run in runs]
         return dataclasses.replace(
             found[0],
             examples_per_second=sum(one.examples_per_second for one in found),
@@ -115,14 +107,13 @@ class Peer:
     Attributes:
       script: Name of the script.
       flags: Its arguments.
-      cluster: Number of tasks by job, each a process with TF_CONFIG; the first task
-        reports. Empty for one process.
+      num_workers: Number of processes with TF_CONFIG; 0 for one without.
       torch_processes: Number of processes with torchrun's variables; 0 for none.
     """
 
     script: str
     flags: tuple[str, ...]
-    cluster: tuple[tuple[str, int], ...] = ()
+    num_workers: int = 0
     torch_processes: int = 0
 
     @property
@@ -131,13 +122,12 @@ class Peer:
         return f"python -m benchmarks.peers.{self.script} {' '.join(self.flags)}"
 
     def measure(self, folder: pathlib.Path) -> Measured:
-        """Runs it once; see `Side`."""
+        """Runs it once; the first process reports."""
         command = [sys.executable, "-m", f"benchmarks.peers.{self.script}", *self.flags]
         started = time.perf_counter()
         with _started(
             [(command, env) for env in self._environments()], folder
         ) as processes:
-            # Only the first, which reports: servers never end.
             lines = _outcome(processes[0], folder / "0.log").strip().splitlines()
         seconds = time.perf_counter() - started
         return Measured(wall_seconds=seconds, **json.loads(lines[-1]))
@@ -154,30 +144,14 @@ class Peer:
                 }
                 for rank in range(self.torch_processes)
             ]
-        if self.cluster:
-            addresses = local_cluster(dict(self.cluster))
+        if self.num_workers:
+            addresses = local_cluster({"worker": self.num_workers})
             tasks = [
-                Cluster(job=job, index=index, addresses=addresses)
-                for job, count in self.cluster
-                for index in range(count)
+                Cluster(job="worker", index=index, addresses=addresses)
+                for index in range(self.num_workers)
             ]
             return [{"TF_CONFIG": task.tf_config()} for task in tasks]
         return [{}]
-
-
-def _measured_together(
-    projects: Sequence[Project], folder: pathlib.Path
-) -> Sequence[Measured]:
-    runs = [folder / f"run-{index}" for index in range(len(projects))]
-    commands: list[tuple[Sequence[str], Mapping[str, str]]] = [
-        (one.command(run), {}) for one, run in zip(projects, runs, strict=True)
-    ]
-    started = time.perf_counter()
-    with _started(commands, folder) as processes:
-        for index, process in enumerate(processes):
-            _outcome(process, folder / f"{index}.log")
-    seconds = time.perf_counter() - started
-    return [_of_run(run, seconds) for run in runs]
 
 
 def _of_run(run: pathlib.Path, wall_seconds: float) -> Measured:
@@ -228,7 +202,3 @@ def _outcome(process: subprocess.Popen[bytes], log: pathlib.Path) -> str:
         errors = log.with_suffix(".errors").read_text(errors="replace")
         raise RuntimeError(f"{process.args!r} ended with {code}: {errors[-2000:]}")
     return log.read_text(encoding="utf-8")
-
-
-def _pinned(cores: Sequence[int]) -> list[str]:
-    return ["taskset", "-c", ",".join(map(str, cores))] if cores else []

@@ -44,11 +44,6 @@ def measure_pairs(
     The runs of a pair follow each other, so that the machine's other work slows both
     sides. Every second pair begins with the peer.
 
-    Args:
-      subject: The comparison.
-      num_pairs: Number of pairs that count.
-      show: Called with a line before each pair.
-
     Returns:
       The result as benchmarks/results has it: commands, goal, ratios and every run.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from benchmarks.speed.sides import Measured, Peer, Project, Unconnected
+from benchmarks.speed.sides import Measured, Peer, Project
 from benchmarks.speed.subject import Subject
 
 _WORKS: Mapping[str, str] = {  # As benchmarks/peers/work.py has them.
@@ -36,8 +36,8 @@ def _project(work: str, num_steps: int, flags: str = "") -> Project:
     return _trainer(f"{_WORKS[work]} {shared} {flags}")
 
 
-def _trainer(flags: str, cores: tuple[int, ...] = ()) -> Project:
-    return Project(tuple(flags.split()), cores=cores)
+def _trainer(flags: str) -> Project:
+    return Project(tuple(flags.split()))
 
 
 def _flags(work: str, num_steps: int, flags: str = "") -> tuple[str, ...]:
@@ -102,7 +102,7 @@ def _workers() -> Iterator[Subject]:
         yield Subject(
             name=f"{work}-workers-and-loop",
             project=project,
-            peer=Peer("tensorflow_loop", peer_flags, cluster=(("worker", 2),)),
+            peer=Peer("tensorflow_loop", peer_flags, num_workers=2),
             goal=against_loop,
         )
 
@@ -124,7 +124,7 @@ def _scaling() -> Iterator[Subject]:
     yield Subject(
         name="convnet-workers-and-unconnected",
         project=_project("convnet", 150, _WORKERS),
-        peer=Unconnected((Project(half, cores=(0,)), Project(half, cores=(1,)))),
+        peer=Project(half, cores=(0, 1)),
         goal=0.92,
     )
 

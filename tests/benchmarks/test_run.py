@@ -173,17 +173,13 @@ def test_the_project_and_a_peer_are_really_run(tmp_path: pathlib.Path) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.cluster
 @pytest.mark.parametrize(
-    ("script", "cluster"),
-    [
-        ("keras_fit", ()),
-        ("tensorflow_loop", (("worker", 2),)),
-    ],
+    ("script", "num_workers"), [("keras_fit", 0), ("tensorflow_loop", 2)]
 )
 def test_every_other_peer_runs(
-    script: str, cluster: tuple[tuple[str, int], ...], tmp_path: pathlib.Path
+    script: str, num_workers: int, tmp_path: pathlib.Path
 ) -> None:
     flags = ("--work=mlp", "--global_batch_size=64", "--steps=150")
-    measured = Peer(script, flags, cluster=cluster).measure(tmp_path)
+    measured = Peer(script, flags, num_workers=num_workers).measure(tmp_path)
     assert measured.examples_per_second > 64
 
 
