@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
@@ -24,30 +24,27 @@ class ModelSpec:
 
     Attributes:
       build: Function that builds the Keras model.
-      make_loss: Function from the label smoothing to a function of (labels [n], logits
-        [n, num_classes]) that returns each example's loss [n].
-      metrics: Functions of the same arguments by name, [n]; a metric is their mean
-        over all examples.
-      as_compiled: Function from the label smoothing to arguments of
-        `keras.Model.compile`; None if Keras has no counterpart.
+      make_objective: Function from the label smoothing to the objective.
     """
 
     build: Build
-    make_loss: Callable[[float], PerExample]
-    metrics: Mapping[str, PerExample]
-    as_compiled: Callable[[float], AsCompiled] | None = None
+    make_objective: Callable[[float], Objective]
     # Not a field: the optimizer is that of the settings.
     compiled_optimizer = None
 
     def objective(self, model: keras.Model, label_smoothing: float) -> Objective:
         """See `TrainableModel`."""
-        compiled = self.as_compiled
-        return PredictionObjective(
-            loss=self.make_loss(label_smoothing),
-            metrics=self.metrics,
-            classes=largest_logit,
-            compiled=None if compiled is None else compiled(label_smoothing),
-        )
+        return self.make_objective(label_smoothing)
+
+
+def make_cross_entropy_objective(label_smoothing: float) -> PredictionObjective:
+    """Returns cross entropy, accuracy, and the classes of the largest logits."""
+    return PredictionObjective(
+        loss=make_cross_entropy(label_smoothing),
+        metrics={"accuracy": is_correct},
+        classes=largest_logit,
+        compiled=cross_entropy_as_compiled(label_smoothing),
+    )
 
 
 def make_cross_entropy(label_smoothing: float) -> PerExample:
@@ -140,8 +137,5 @@ def classifier(build: Build) -> ModelSpec:
         return build(data, settings)
 
     return ModelSpec(
-        build=build_for_classes,
-        make_loss=make_cross_entropy,
-        metrics={"accuracy": is_correct},
-        as_compiled=cross_entropy_as_compiled,
+        build=build_for_classes, make_objective=make_cross_entropy_objective
     )

@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from models.base import Build, Examples, Settings
-from models.classification import ModelSpec
-from models.objective import PerExample
+from models.classification import ModelSpec, largest_logit
+from models.objective import PerExample, PredictionObjective
 from strategies import registry
 from strategies.cluster.spec import Cluster
 from trainers.inputs.sources import ArraySource, Data
@@ -57,11 +57,10 @@ def assemble_model(
     config = small_config(strategy=strategy, num_replicas=replicas, **settings)
     labels = np.arange(len(features), dtype=np.int64)
     source = ArraySource(features, labels)
-    spec = ModelSpec(
-        build=build,
-        make_loss=lambda label_smoothing: loss or _mean_square,
-        metrics=metrics or {},
+    objective = PredictionObjective(
+        loss=loss or _mean_square, metrics=metrics or {}, classes=largest_logit
     )
+    spec = ModelSpec(build=build, make_objective=lambda label_smoothing: objective)
     data = Data(
         train=source,
         evaluation=source,
