@@ -8,7 +8,8 @@ shard. No state is kept between steps, so that a run can start at any step.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -18,20 +19,10 @@ from strategies.common import hashing
 _PURPOSE = 0x6175676D656E74
 
 
-class Augment(Protocol):
-    """A function from stored features to the features that a step trains on."""
-
-    def __call__(
-        self, features: Any, indices: tf.Tensor, step: tf.Tensor, seed: int
-    ) -> Any:
-        """Returns the features of a step, as graph operations.
-
-        Args:
-          features: Tensor or structure of tensors [n, ...], as stored.
-          indices: Indices of the examples in the data set, int64 [n].
-          step: Step, an int64 scalar.
-          seed: Seed of the run.
-        """
+# Function from features as stored [n, ...], the indices of their examples, int64 [n],
+# the step, an int64 scalar, and the seed of the run to the features that a step trains
+# on, as graph operations.
+Augment = Callable[[Any, tf.Tensor, tf.Tensor, int], Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -40,16 +40,7 @@ class Made(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Forward:
-    """Function from a stage's inputs to its results.
-
-    Attributes:
-      stage: Stage of the pipeline.
-      model: The whole model.
-      objective: Minimized loss and reported metrics.
-      layer_state: State of the model's layers.
-      seed_states: States of the model's seed generators.
-      random_numbers: Random numbers of the stage.
-    """
+    """Function from a stage's inputs to its results; `model` is the whole model."""
 
     stage: Stage
     model: keras.Model
