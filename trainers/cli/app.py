@@ -76,8 +76,6 @@ def _exit_code_of(work: Callable[[], int], config: Config, console: Console) -> 
         refusal = refusal_of(error, config)
         if refusal is not None:
             return _refuse(refusal, config.run.verbose)
-        if _is_out_of_memory(error):
-            return _refuse(_does_not_fit(error), config.run.verbose)
         console.report_bug(error, config.run.verbose)
         return ExitCode.BUG
 
@@ -154,26 +152,6 @@ def _print_help(text: str) -> ExitCode:
             words = f"--help cannot be printed ({error.strerror}): give it a terminal."
             return _refuse(UsageError(words), verbose=False)
     return ExitCode.DONE
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    # The error may have been raised in a process that never imports TensorFlow; this
-    # check must not import it.
-    tensorflow = sys.modules.get("tensorflow")
-    return isinstance(error, MemoryError) or (
-        tensorflow is not None
-        and isinstance(error, tensorflow.errors.ResourceExhaustedError)
-    )
-
-
-def _does_not_fit(error: Exception) -> UsageError:
-    words = one_line(error)[:200]
-    refusal = UsageError(
-        f"this does not fit into memory ({words}): lower --global_batch_size, or make "
-        "the model or the data set smaller."
-    )
-    refusal.__cause__ = error
-    return refusal
 
 
 def _shortened(line: str) -> str:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import sys
 
 from strategies.common.errors import UsageError
+from strategies.common.text import one_line
 from strategies.common.write_errors import disk_error
 from trainers.config.config import Config
 from trainers.model.xla_errors import compile_error
@@ -40,48 +42,60 @@ _RECORD = re.compile(
 
 def refusal_of(error: Exception, config: Config) -> UsageError | None:
     """Returns one line for an error that the user can correct; None otherwise."""
+    refusal = _refusal(error, config)
+    if refusal is not None:
+        refusal.__cause__ = error
+    return refusal
+
+
+def _refusal(error: Exception, config: Config) -> UsageError | None:
     # The coordinator of parameter servers wraps some errors.
     message = str(getattr(error, "original_exception", error))
-    missing = _MISSING_DEVICE.search(message)
-    stream = _STREAM.search(message)
-    label = _LABEL.search(message)
-    refused_by_xla = (
-        None if config.model.jit_compile == "off" else compile_error(message)
-    )
-    damaged_record = _damaged_record(message, config)
-    words = disk_error(error)
-    if words is not None:
-        refusal = UsageError(
+    if (words := disk_error(error)) is not None:
+        return UsageError(
             f"a file cannot be written or read ({words}){_named(error)}: repair "
             "the disk or free space on it, then start again, a run with --resume=auto."
         )
-    elif label:
-        refusal = UsageError(
+    if label := _LABEL.search(message):
+        return UsageError(
             f"the data has a label that is {label[1]}, and {config.model.name} has "
             f"{label[2]} outputs for classes, numbered from 0: give it an output for "
             "each class, or number the classes from 0."
         )
-    elif _has_no_folder(error):
-        refusal = UsageError(
+    if _has_no_folder(error):
+        return UsageError(
             f"a folder was deleted or moved while it was in use, and what was in it is "
             f"lost{_named(error)}: start again, in a folder that stays."
         )
-    elif stream:
-        refusal = UsageError(stream.group(1))
-    elif damaged_record is not None:
-        refusal = damaged_record
-    elif refused_by_xla is not None:
-        refusal = refused_by_xla
-    elif config.strategy.soft_placement is False and missing:
-        refusal = UsageError(
+    if stream := _STREAM.search(message):
+        return UsageError(stream[1])
+    if (damaged_record := _damaged_record(message, config)) is not None:
+        return damaged_record
+    is_compiled = config.model.jit_compile != "off"
+    if is_compiled and (refused_by_xla := compile_error(message)) is not None:
+        return refused_by_xla
+    missing = _MISSING_DEVICE.search(message)
+    if config.strategy.soft_placement is False and missing:
+        return UsageError(
             f"an operation is to run on {missing['device']}, which it cannot: this "
             f"process has {_existing_devices()}; change the model, or leave "
             "--nosoft_placement out."
         )
-    else:
-        return None
-    refusal.__cause__ = error
-    return refusal
+    if _is_out_of_memory(error):
+        return UsageError(
+            f"this does not fit into memory ({one_line(error)[:200]}): lower "
+            "--global_batch_size, or make the model or the data set smaller."
+        )
+    return None
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    # The error may be of a process that never imports TensorFlow, nor does this check.
+    tensorflow = sys.modules.get("tensorflow")
+    return isinstance(error, MemoryError) or (
+        tensorflow is not None
+        and isinstance(error, tensorflow.errors.ResourceExhaustedError)
+    )
 
 
 def _damaged_record(message: str, config: Config) -> UsageError | None:
