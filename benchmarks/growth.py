@@ -41,7 +41,6 @@ from trainers.experiments.predict.fitting import measured as measurement_of
 from trainers.experiments.run_record import read_run
 from trainers.experiments.runner import Executed
 from trainers.fault_tolerance.preemption import PreemptionSignals
-from trainers.run_dir.step_recording import Recording
 
 RECORD = RESULTS / "growth.json"
 DOCUMENT = ROOT / "docs" / "prediction.md"
@@ -185,7 +184,7 @@ class Growth:
             run = read_run(path, arm=name, seed=0, log=log)
         if not run.is_completed:
             raise RuntimeError(f"{name}: {run.reason}")
-        return Executed(experiment.config, run, Recording(path), 0)
+        return Executed(experiment.config, run)
 
 
 def summary_of(points: Sequence[Point]) -> dict[str, Any]:

@@ -35,22 +35,28 @@ class Executed:
     Attributes:
       config: Configuration of the run, without its folder.
       run: Record of the run, read from its folder.
-      recording: Recording of its steps; empty if steps were not recorded.
-      exit_code: Exit code of its process.
     """
 
     config: Config
     run: Run
-    recording: Recording
-    exit_code: int
 
     @property
     def num_replicas(self) -> int:
         return int(self.run.result["num_replicas"])
 
+    @property
+    def exit_code(self) -> int:
+        """Exit code of its process; a negative one is the signal that ended it."""
+        return int(self.run.measured.get("exit_code", ExitCode.BUG))
+
+    @property
+    def recording(self) -> Recording:
+        """Recording of its steps; empty if steps were not recorded."""
+        return Recording(self.run.path)
+
 
 class Execution:
-    """Runs configurations one after another and prints a line for each."""
+    """Short runs of an experiment, with its folder and the output of the process."""
 
     def __init__(
         self,
@@ -59,10 +65,10 @@ class Execution:
         signals: PreemptionSignals,
         starter: ProcessStarter,
     ):
-        self._starter = starter
-        self._folder = folder
-        self._console = console
+        self.folder = folder
+        self.console = console
         self._signals = signals
+        self._starter = starter
         # `Config` is frozen, so that equal settings are one key.
         self._done: dict[Config, Executed] = {}
 
@@ -76,7 +82,7 @@ class Execution:
         Raises:
           StopRequested: A signal arrived; the current run has ended.
         """
-        with self._console.live(lambda: f"running   {name}"):
+        with self.console.live(lambda: f"running   {name}"):
             return self._run(name, config)
 
     def run_all(self, runs: Sequence[tuple[str, Config]]) -> list[Executed]:
@@ -109,7 +115,7 @@ class Execution:
                 running.remove(name)
 
         with (
-            self._console.live(lambda: f"running   {', '.join(running)}"),
+            self.console.live(lambda: f"running   {', '.join(running)}"),
             ThreadPoolExecutor(at_a_time) as pool,
         ):
             return list(pool.map(run, *zip(*runs, strict=True)))
@@ -126,15 +132,36 @@ class Execution:
     def _run(self, name: str, config: Config) -> Executed:
         if self._signals.requested:
             raise StopRequested(self._signals.exit_code)
-        path, log = self._folder.run_path(name), self._folder.log_path(name)
+        path, log = self.folder.run_path(name), self.folder.log_path(name)
         began = time.monotonic()
         config_of_run = config.replace(run_dir=str(path))
-        measured = measure_run(config_of_run, log, self._signals, self._starter)
+        measure_run(config_of_run, log, self._signals, self._starter)
         run = read_run(path, arm=name, seed=config.run.seed, log=log)
         seconds = time.monotonic() - began
-        self._console.item("finished", f"{name}: {run.status}, {seconds:.0f} s")
-        config = _with_own_settings(config, run)
-        return Executed(config, run, Recording(path), measured.exit_code)
+        self.console.item("finished", f"{name}: {run.status}, {seconds:.0f} s")
+        return Executed(_with_own_settings(config, run), run)
+
+    def end_after(self, failed: Executed, name: str) -> ExitCode:
+        """Ends the experiment, because a run that it needs has failed.
+
+        Args:
+          failed: Run that failed.
+          name: Name of the run to print.
+
+        Returns:
+          Exit code of the run.
+
+        Raises:
+          UsageError: The run rejects the settings.
+        """
+        if failed.exit_code == ExitCode.USAGE:
+            # A rejected command leaves no folder.
+            self.folder.take_back()
+            raise UsageError(failed.run.reason)
+        self.console.fail(f"{name} {failed.run.status}: {failed.run.reason}")
+        # A negative one is the signal that has killed the run.
+        is_known = failed.exit_code in [code for code in ExitCode if code]
+        return ExitCode(failed.exit_code) if is_known else ExitCode.BUG
 
 
 def _with_own_settings(config: Config, run: Run) -> Config:
@@ -182,33 +209,6 @@ def with_runs(
             f"stopped: --mode={folder.mode} is not continued, but begun again."
         )
         return stop.exit_code
-
-
-def end_after(
-    failed: Executed, name: str, folder: ExperimentDir, console: Console
-) -> ExitCode:
-    """Ends an experiment, because a run that it needs has failed.
-
-    Args:
-      failed: Run that failed.
-      name: Name of the run to print.
-      folder: Folder of the experiment.
-      console: Output of the process.
-
-    Returns:
-      Exit code of the run.
-
-    Raises:
-      UsageError: The run rejects the settings.
-    """
-    if failed.exit_code == ExitCode.USAGE:
-        # A rejected command leaves no folder.
-        folder.take_back()
-        raise UsageError(failed.run.reason)
-    console.fail(f"{name} {failed.run.status}: {failed.run.reason}")
-    # A negative one is the signal that has killed the run.
-    is_known = failed.exit_code in [code for code in ExitCode if code]
-    return ExitCode(failed.exit_code) if is_known else ExitCode.BUG
 
 
 def _runs_at_a_time() -> int:

@@ -13,7 +13,7 @@ from trainers.config.config import Config
 from trainers.experiments.command import command_again
 from trainers.experiments.experiment_dir import ExperimentDir
 from trainers.experiments.run_record import errors_after_training
-from trainers.experiments.runner import Executed, Execution, end_after, with_runs
+from trainers.experiments.runner import Executed, Execution, with_runs
 
 # Enough for shares within a few percent of each other, in some seconds.
 _DEFAULT_TRAIN_STEPS = 400
@@ -34,29 +34,23 @@ def explain(config: Config, cluster: Cluster, console: Console) -> ExitCode:
       UsageError: This process or the run rejects the settings.
     """
     del cluster
-    folder = ExperimentDir(config.run.run_dir, "explain")
     run = config.replace(mode="train", run_dir=None, step_phases=True)
     if run.length.train_steps is None and run.length.epochs is None:
         run = run.replace(train_steps=_DEFAULT_TRAIN_STEPS)
     return with_runs(
-        folder,
+        ExperimentDir(config.run.run_dir, "explain"),
         console,
         starter_of(run),
         f"{run.strategy.strategy}, {run.model.name}",
-        lambda execution: _explain(config, run, folder, execution, console),
+        lambda execution: _explain(config, run, execution),
     )
 
 
-def _explain(
-    config: Config,
-    run: Config,
-    folder: ExperimentDir,
-    execution: Execution,
-    console: Console,
-) -> ExitCode:
+def _explain(config: Config, run: Config, execution: Execution) -> ExitCode:
+    folder, console = execution.folder, execution.console
     executed = execution.run(run.strategy.strategy, run)
     if not executed.run.has_trained:
-        return end_after(executed, "the run", folder, console)
+        return execution.end_after(executed, "the run")
     # Imported late: NumPy and jinja2 would delay an error message.
     from trainers.experiments.explain.breakdown import read_breakdown
     from trainers.experiments.explain.causes import Facts

@@ -26,7 +26,7 @@ from trainers.experiments.predict.links import (
     is_over_links_too,
     obstacle_to_links,
 )
-from trainers.experiments.runner import Executed, Execution, end_after, with_runs
+from trainers.experiments.runner import Execution, with_runs
 
 
 def predict(config: Config, cluster: Cluster, console: Console) -> ExitCode:
@@ -50,7 +50,6 @@ def predict(config: Config, cluster: Cluster, console: Console) -> ExitCode:
             f"--script={config.model.script}, and measures parts of it: add "
             "--global_batch_size."
         )
-    folder = ExperimentDir(config.run.run_dir, "predict")
     num_gpus = len(visible_gpus(os.environ))
     experiments = [
         *on_one_device(config),
@@ -71,32 +70,35 @@ def predict(config: Config, cluster: Cluster, console: Console) -> ExitCode:
                 "no network is emulated, bytes on the wire are not measured: "
                 f"{obstacle}"
             )
-        has_links = obstacle is None
-        return _predict(config, folder, experiments, execution, console, has_links)
+        return _predict(config, experiments, execution, has_links=obstacle is None)
 
+    folder = ExperimentDir(config.run.run_dir, "predict")
     words = f"{_in_words(config)}; {num_runs} short runs"
     return with_runs(folder, console, starter_of(config), words, work)
 
 
 def _predict(
     config: Config,
-    folder: ExperimentDir,
     experiments: Sequence[Experiment],
     execution: Execution,
-    console: Console,
     has_links: bool,
 ) -> ExitCode:
     # Imported late: SciPy takes half a second, which would delay an error message.
-    from trainers.experiments.predict.fitting import executed_with_links
+    from trainers.experiments.predict.fitting import executed_with_links, fit
+    from trainers.experiments.predict.report import Report
 
     runs = []
     for experiment, executed in executed_with_links(
         experiments, has_links, lambda each: execution.run(each.name, each.config)
     ):
         if not executed.run.has_trained:
-            return end_after(executed, executed.run.arm, folder, console)
+            return execution.end_after(executed, executed.run.arm)
         runs.append((experiment, executed))
-    _report(config, folder, runs, console)
+    report = Report(config, fit(runs))
+    write_json(execution.folder.result, report.content(command_again(config)))
+    for line in report.lines():
+        execution.console.say(line)
+    execution.console.item("result", execution.folder.result)
     return ExitCode.DONE
 
 
@@ -110,20 +112,3 @@ def _in_words(config: Config) -> str:
         f"{network.gigabits_per_second:g} Gbit/s, "
         f"{1e6 * network.seconds_per_message:g} us a message"
     )
-
-
-def _report(
-    config: Config,
-    folder: ExperimentDir,
-    runs: Sequence[tuple[Experiment, Executed]],
-    console: Console,
-) -> None:
-    # Late, as in `_predict`.
-    from trainers.experiments.predict.fitting import fit
-    from trainers.experiments.predict.report import Report
-
-    report = Report(config, fit(runs))
-    write_json(folder.result, report.content(command_again(config)))
-    for line in report.lines():
-        console.say(line)
-    console.item("result", folder.result)

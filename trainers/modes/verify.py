@@ -14,7 +14,7 @@ from trainers.experiments.arms import Arm
 from trainers.experiments.command import command_again
 from trainers.experiments.experiment_dir import ExperimentDir
 from trainers.experiments.run_record import errors_after_training
-from trainers.experiments.runner import Executed, Execution, end_after, with_runs
+from trainers.experiments.runner import Executed, Execution, with_runs
 from trainers.experiments.verify.arms import is_comparable, reference_of, subjects_of
 from trainers.experiments.verify.diagnosis import find_cause
 from trainers.experiments.verify.keras_arm import KerasFinding, judge_keras
@@ -40,27 +40,20 @@ def verify(config: Config, cluster: Cluster, console: Console) -> ExitCode:
       UsageError: This process or the run on one device rejects the settings.
     """
     del cluster
-    folder = ExperimentDir(config.run.run_dir, "verify")
     reference_arm, arms = reference_of(config), subjects_of(config)
     return with_runs(
-        folder,
+        ExperimentDir(config.run.run_dir, "verify"),
         console,
         starter_of(config),
         ", ".join(arm.name for arm in arms),
-        lambda execution: _verify(
-            config, folder, reference_arm, arms, execution, console
-        ),
+        lambda execution: _verify(config, reference_arm, arms, execution),
     )
 
 
 def _verify(
-    config: Config,
-    folder: ExperimentDir,
-    reference_arm: Arm,
-    arms: Sequence[Arm],
-    execution: Execution,
-    console: Console,
+    config: Config, reference_arm: Arm, arms: Sequence[Arm], execution: Execution
 ) -> ExitCode:
+    folder, console = execution.folder, execution.console
     runs = [(reference_arm.name, reference_arm.config)]
     for arm in arms:
         # One device as a strategy is the reference once more, in a folder beside it.
@@ -69,7 +62,7 @@ def _verify(
     reference, *recorded = execution.run_all(runs)
     if not reference.run.has_trained:
         name = f"{reference.run.arm}, which all are compared with,"
-        return end_after(reference, name, folder, console)
+        return execution.end_after(reference, name)
     is_keras = reference.config.model.keras_fit
     keras = None if is_keras else judge_keras(reference)
     findings = [

@@ -64,7 +64,7 @@ def test_a_figure_that_only_keras_has_is_named(tmp_path: pathlib.Path) -> None:
     figures = {"loss": 2.0, "mae": 0.5, "auc": 0.75}
     recording.write_keras(KerasStep(figures=figures, gradients=gradients))
     run = read_run(tmp_path, arm="one_device", seed=0, log=tmp_path / "none.log")
-    found = judge_keras(Executed(Config(), run, recording, exit_code=0))
+    found = judge_keras(Executed(Config(), run))
     assert found.verdict is Verdict.IDENTICAL
     assert found.figures.keys() == {"loss", "mae"}
     (line,) = found.explanations()
