@@ -123,7 +123,7 @@ class Growth:
             compute = fitted.compute if width == _WIDTH else self._compute_of(width)
             for arm in fitted.arms:
                 model = dataclasses.replace(arm.model, compute=compute)
-                rates = wanted["bandwidths"] if model.link else (0,)
+                rates = wanted["bandwidths"] if model.has_links else (0,)
                 for count, rate in itertools.product(wanted["replicas"], rates):
                     run = Measurement(
                         num_replicas=count,

@@ -18,22 +18,6 @@ class Network:
     seconds_per_byte: float
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Link:
-    """Cost of sending over a link instead of within a machine.
-
-    Attributes:
-      seconds_per_byte: Processor time of a byte in seconds, beside the time on the
-        wire. It is longer than over loopback because packets are smaller, and shorter
-        because processors work while the wire is busy.
-      wire_factor: Time on the wire, as a multiple of bytes by bandwidth: headers of
-        packets, and pauses between them.
-    """
-
-    seconds_per_byte: float
-    wire_factor: float
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Traffic:
     """Communication of one update.
@@ -78,11 +62,26 @@ class Exchange:
         """
         # A single worker still reads its weights from servers.
         if num_replicas == 1 and self.kind != "servers":
-            return Traffic(0, 0, 0, 0)
-        together = self.shares(num_replicas)
-        messages, *multiples = _FORMULAS[self.kind](together, self.num_servers)
-        each, servers, link = (self.gradient_bytes * times for times in multiples)
-        return Traffic(messages, each, servers, link)
+            return Traffic(0, 0.0, 0.0, 0.0)
+        size, count = self.gradient_bytes, self.shares(num_replicas)
+        if self.kind == "ring":
+            # N pieces, sent N-1 times to add and N-1 to share (Patarasuk and Yuan,
+            # Bandwidth optimal all-reduce algorithms, 2009).
+            bytes_of_each = 2 * (count - 1) / count * size
+            return Traffic(2 * (count - 1), bytes_of_each, 0.0, bytes_of_each)
+        if self.kind == "all_gather":
+            # Replicas in a ring pass on all others' parts.
+            others = (count - 1) * size
+            return Traffic(count - 1, others, 0.0, others)
+        if self.kind == "reduce_to_one":
+            there_and_back = 2 * max(count - 1, 1) * size
+            return Traffic(
+                _MESSAGES_WITH_ONE_PLACE, 0.0, there_and_back, there_and_back
+            )
+        # A worker reads weights and sends gradients; a server sends and receives its
+        # part of them for every worker.
+        over_link = 2 * max(1.0, count / self.num_servers) * size
+        return Traffic(_MESSAGES_WITH_SERVERS, 2 * size, 2 * count * size, over_link)
 
     @property
     def overlaps_software(self) -> bool:
@@ -108,50 +107,3 @@ class Exchange:
         if self.kind == "all_gather":
             return bytes_per_replica / (num_replicas - 1)
         return bytes_per_replica / 2
-
-
-def _reduce_to_one(replicas: int, servers: int) -> tuple[float, ...]:
-    """Counts the traffic if one replica gets all gradients and returns the sum."""
-    del servers
-    there_and_back = 2.0 * max(replicas - 1, 1)
-    return _MESSAGES_WITH_ONE_PLACE, 0.0, there_and_back, there_and_back
-
-
-def _ring(replicas: int, servers: int) -> tuple[float, ...]:
-    """Counts the traffic of a ring: N pieces, sent N-1 times to add and N-1 to share.
-
-    Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009.
-    """
-    del servers
-    parts = 2 * (replicas - 1) / replicas
-    return 2 * (replicas - 1), parts, 0.0, parts
-
-
-def _all_gather(replicas: int, servers: int) -> tuple[float, ...]:
-    """Counts the traffic of a ring in which replicas pass on all others' parts."""
-    del servers
-    others = replicas - 1.0
-    return others, others, 0.0, others
-
-
-def _servers(replicas: int, servers: int) -> tuple[float, ...]:
-    """Counts the traffic of servers: a worker reads weights and sends gradients.
-
-    A server sends and receives its part of them for every worker.
-    """
-    return (
-        _MESSAGES_WITH_SERVERS,
-        2.0,
-        2.0 * replicas,
-        2 * max(1.0, replicas / servers),
-    )
-
-
-# For each kind of exchange a function of the numbers of replicas and servers. It
-# returns the attributes of `Traffic`, bytes as multiples of those of a gradient.
-_FORMULAS = {
-    "reduce_to_one": _reduce_to_one,
-    "ring": _ring,
-    "all_gather": _all_gather,
-    "servers": _servers,
-}

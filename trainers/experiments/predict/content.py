@@ -48,19 +48,19 @@ class Prediction:
 
 def content_of_an_arm(arm: FittedArm) -> dict[str, Any]:
     """Returns the content of predict.json about one arm."""
-    model = arm.model
+    model, costs = arm.model, arm.model.costs
     return {
         "name": arm.name,
         "exchange": dataclasses.asdict(model.exchange),
         "busy_cores_per_replica": model.crowding.busy_cores,
         "contention": model.crowding.contention,
-        "milliseconds_per_update": 1e3 * model.seconds_per_update,
-        "microseconds_per_message": 1e6 * model.local.seconds_per_message,
-        "nanoseconds_per_byte": 1e9 * model.local.seconds_per_byte,
-        "nanoseconds_per_byte_of_links": None
-        if model.link is None
-        else 1e9 * model.link.seconds_per_byte,
-        "wire_factor": None if model.link is None else model.link.wire_factor,
+        "milliseconds_per_update": 1e3 * costs.update,
+        "microseconds_per_message": 1e6 * costs.message,
+        "nanoseconds_per_byte": 1e9 * costs.byte,
+        "nanoseconds_per_byte_of_links": 1e9 * costs.link_byte
+        if model.has_links
+        else None,
+        "wire_factor": costs.wire if model.has_links else None,
         "not_identifiable": [_FIELDS[cost] for cost in model.not_identifiable],
         "measured": [
             {**dataclasses.asdict(m), "leave_one_out_error": error}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -98,6 +99,11 @@ def crossings(
       predict: Function that predicts the step of an arm, with a number of replicas and
         a bandwidth in gigabits per second.
     """
+
+    def seconds(arm: FittedArm, count: int, bandwidth_gbit: float) -> float:
+        parts = predict(arm, count, bandwidth_gbit).parts
+        return math.inf if parts is None else parts.total
+
     for arm in arms:
         if arm.compression is None:
             continue
@@ -107,20 +113,9 @@ def crossings(
             if predict(arm, count, BOUNDS_GBIT[0]).parts is None:
                 continue
             below = crossing_gbit(
-                _seconds(predict, arm, count), _seconds(predict, whole, count)
+                functools.partial(seconds, arm, count),
+                functools.partial(seconds, whole, count),
             )
             yield Crossing(
                 arm=arm.name, whole=whole.name, num_replicas=count, below_gbit=below
             )
-
-
-def _seconds(
-    predict: Callable[[FittedArm, int, float], Prediction], arm: FittedArm, count: int
-) -> Callable[[float], float]:
-    """Returns a function from a bandwidth in gigabits per second to a step time."""
-
-    def seconds(bandwidth_gbit: float) -> float:
-        parts = predict(arm, count, bandwidth_gbit).parts
-        return math.inf if parts is None else parts.total
-
-    return seconds

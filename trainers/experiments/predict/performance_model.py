@@ -22,14 +22,39 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from trainers.experiments.predict.communication_model import Exchange, Link, Network
-from trainers.experiments.predict.compute_model import Compute, Measurement
-from trainers.experiments.predict.contention import APART, CpuContention, candidates
+from trainers.experiments.predict.communication_model import Exchange, Network
+from trainers.experiments.predict.compute_model import (
+    APART,
+    Compute,
+    CpuContention,
+    Measurement,
+    candidates,
+)
 from trainers.experiments.predict.least_squares import solve
 
-# In the order of the columns of a fit; the last two are costs of links.
-_COSTS = ("update", "message", "byte", "link_byte", "wire")
+
+class Costs(NamedTuple):
+    """Fitted costs of a step; only a run over links has the last two.
+
+    Attributes:
+      update: Seconds that the strategy adds to each update, independent of the bytes it
+        sends.
+      message: Processor time of a message in seconds, where the runs were measured.
+      byte: Processor time of a byte in seconds there.
+      link_byte: Processor time of a byte over a link in seconds, beside the time on the
+        wire. It is longer than over loopback because packets are smaller, and shorter
+        because processors work while the wire is busy.
+      wire: Time on the wire, as a multiple of bytes by bandwidth: headers of packets,
+        and pauses between them.
+    """
+
+    update: float
+    message: float
+    byte: float
+    link_byte: float = 0.0
+    wire: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,10 +79,8 @@ class Model:
       compute: Compute time of a replica.
       exchange: Exchange of gradients between replicas.
       crowding: CPU contention where the runs were measured.
-      seconds_per_update: Seconds that the strategy adds to each update, independent of
-        the bytes it sends.
-      local: Processor time of a message and of a byte where the runs were measured.
-      link: Cost of a link; None if no run had one.
+      costs: Costs of an update, a message, a byte and a link.
+      has_links: Whether a run had a link.
       not_identifiable: Costs that the runs do not identify. Such a cost is below
         run-to-run noise, or is part of the costs before it in every run.
     """
@@ -65,9 +88,8 @@ class Model:
     compute: Compute
     exchange: Exchange
     crowding: CpuContention
-    seconds_per_update: float
-    local: Network
-    link: Link | None = None
+    costs: Costs
+    has_links: bool = False
     not_identifiable: tuple[str, ...] = ()
 
     @classmethod
@@ -100,20 +122,16 @@ class Model:
             found.append((solve(rows, rest, weights), crowding))
         # Of equal errors `min` takes the first, which has the least contention.
         solution, crowding = min(found, key=lambda pair: pair[0].error)
-        update, message, byte, link_byte, wire = solution.coefficients
-        has_link = any(m.bandwidth_mbit for m in measurements)
+        has_links = any(m.bandwidth_mbit for m in measurements)
         # Costs of links are not reported if no run had one.
-        costs = _COSTS if has_link else _COSTS[:3]
-        found_costs = zip(costs, solution.is_identifiable, strict=False)
+        names = Costs._fields if has_links else Costs._fields[:3]
+        found_costs = zip(names, solution.is_identifiable, strict=False)
         return cls(
             compute=compute,
             exchange=exchange,
             crowding=crowding,
-            seconds_per_update=update,
-            local=Network(seconds_per_message=message, seconds_per_byte=byte),
-            link=Link(seconds_per_byte=link_byte, wire_factor=wire)
-            if has_link
-            else None,
+            costs=Costs(*solution.coefficients),
+            has_links=has_links,
             not_identifiable=tuple(
                 cost for cost, is_identifiable in found_costs if not is_identifiable
             ),
@@ -125,7 +143,7 @@ class Model:
         All replicas share the cores of the machine where the model was fitted.
         """
         computing, *units = _exposed_units(run, self.exchange, self.crowding)
-        costs = zip(units, self._costs(), strict=True)
+        costs = zip(units, self.costs, strict=True)
         of_computing = computing * self.compute.of(run.examples, run.size)
         seconds = of_computing + sum(unit * cost for unit, cost in costs)
         if run.bandwidth_mbit is None:
@@ -148,14 +166,14 @@ class Model:
         )
         units = _units(run, self.exchange, APART)
         computing, update, message, _, num_bytes, wire = units
-        costs = self._costs()
+        costs = self.costs
         # Without measurements of links, bytes are processed while they are sent.
         over_link = wire
-        if self.link is not None:
-            over_link = num_bytes * costs[3] + wire * costs[4]
-        of_processors = num_bytes * costs[2]
+        if self.has_links:
+            over_link = num_bytes * costs.link_byte + wire * costs.wire
+        of_processors = num_bytes * costs.byte
         transfer = max(of_processors, over_link)
-        software = update * costs[0]
+        software = update * costs.update
         if self.exchange.overlaps_software:
             # The link hides the processors' work on bytes first.
             software = max(software - (transfer - of_processors), 0.0)
@@ -163,27 +181,15 @@ class Model:
             compute=computing * self.compute.of(examples),
             software=software,
             # A message that software delays for longer is not faster than here.
-            latency=message
-            * max(network.seconds_per_message, self.local.seconds_per_message),
+            latency=message * max(network.seconds_per_message, costs.message),
             transfer=transfer,
-        )
-
-    def _costs(self) -> tuple[float, ...]:
-        """Returns the seconds of a unit of each of `_COSTS`."""
-        link = self.link or Link(seconds_per_byte=0.0, wire_factor=0.0)
-        return (
-            self.seconds_per_update,
-            self.local.seconds_per_message,
-            self.local.seconds_per_byte,
-            link.seconds_per_byte,
-            link.wire_factor,
         )
 
 
 def _units(
     run: Measurement, exchange: Exchange, crowding: CpuContention
 ) -> tuple[float, ...]:
-    """Returns the multiple of the compute time in a step, and of each of `_COSTS`.
+    """Returns the multiple of the compute time in a step, and of each of its `Costs`.
 
     Replicas that do not wait for each other overlap: each applies one of N updates in
     the time that it needs for one, but one server serves one of them at a time. Who

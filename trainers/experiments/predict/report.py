@@ -53,7 +53,7 @@ class Report:
         self._at_emulated = [
             [self._predict(arm, count, rate / 1e3) for rate in BANDWIDTHS_MBIT]
             for count, arm in rows
-            if arm.model.link is not None
+            if arm.model.has_links
         ]
         self._crossings = list(crossings(fitted.arms, counts, self._predict))
 

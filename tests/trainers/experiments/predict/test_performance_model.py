@@ -13,9 +13,13 @@ import numpy as np
 import pytest
 
 from tests.processes import ROOT
-from trainers.experiments.predict.communication_model import Exchange, Link, Network
-from trainers.experiments.predict.compute_model import Compute, Measurement
-from trainers.experiments.predict.contention import CpuContention
+from trainers.experiments.predict.communication_model import Exchange, Network
+from trainers.experiments.predict.compute_model import (
+    Compute,
+    CpuContention,
+    Measurement,
+)
+from trainers.experiments.predict.performance_model import Costs as FittedCosts
 from trainers.experiments.predict.performance_model import Model, leave_one_out
 
 CORES = 2
@@ -201,19 +205,19 @@ def test_runs_that_follow_the_model_are_predicted_exactly(exchange: Exchange) ->
 @pytest.mark.parametrize("exchange", [RING, SERVERS], ids=lambda e: e.kind)
 def test_the_constants_are_found_again(exchange: Exchange) -> None:
     found = fitted_to(runs_of(exchange), exchange)
-    assert found.link is not None
-    assert found.local.seconds_per_byte == pytest.approx(COSTS.byte)
-    assert found.link.seconds_per_byte == pytest.approx(COSTS.link_byte)
-    assert found.link.wire_factor == pytest.approx(COSTS.wire)
+    assert found.has_links
+    assert found.costs.byte == pytest.approx(COSTS.byte)
+    assert found.costs.link_byte == pytest.approx(COSTS.link_byte)
+    assert found.costs.wire == pytest.approx(COSTS.wire)
     assert found.crowding.contention == pytest.approx(COSTS.contention)
     assert found.crowding.busy_cores == pytest.approx(COSTS.busy_cores)
     if exchange is RING:
-        assert found.seconds_per_update == pytest.approx(COSTS.update)
-        assert found.local.seconds_per_message == pytest.approx(COSTS.message)
+        assert found.costs.update == pytest.approx(COSTS.update)
+        assert found.costs.message == pytest.approx(COSTS.message)
     else:
         # Four messages of every update, which no run tells from software.
         assert found.not_identifiable == ("message",)
-        assert found.seconds_per_update == pytest.approx(COSTS.update + 4e-4)
+        assert found.costs.update == pytest.approx(COSTS.update + 4e-4)
 
 
 @pytest.mark.parametrize("exchange", [RING, SERVERS, ASYNCHRONOUS], ids=str)
@@ -224,8 +228,8 @@ def test_points_beyond_the_runs_are_predicted_although_runs_differ(
     errors, wires = [], []
     for seed in range(5):
         found = fitted_to(noisy(runs_of(exchange), seed, 0.03), exchange)
-        assert found.link is not None
-        wires.append(found.link.wire_factor)
+        assert found.has_links
+        wires.append(found.costs.wire)
         for times in (0.125, 1, 4):
             for bandwidth in (None, 100.0, 1000.0):
                 run = run_of(exchange, 8, "own", bandwidth)
@@ -249,9 +253,9 @@ def test_bytes_on_the_wire_are_not_bytes_of_the_processor() -> None:
     slow_processor = dataclasses.replace(slow_wire, byte=9e-9, link_byte=9e-9, wire=1.0)
     for costs in (slow_wire, slow_processor):
         found = fitted_to(runs_of(RING, costs), RING)
-        assert found.link is not None
-        assert found.local.seconds_per_byte == pytest.approx(costs.byte)
-        assert found.link.wire_factor == pytest.approx(costs.wire)
+        assert found.has_links
+        assert found.costs.byte == pytest.approx(costs.byte)
+        assert found.costs.wire == pytest.approx(costs.wire)
     two = [run_of(RING, 2, "own", 1000.0, c) for c in (slow_wire, slow_processor)]
     assert two[0].step_seconds == pytest.approx(two[1].step_seconds)
     models = [fitted_to(runs_of(RING, c), RING) for c in (slow_wire, slow_processor)]
@@ -268,7 +272,7 @@ def test_bytes_on_the_wire_are_not_bytes_of_the_processor() -> None:
 
 def test_no_link_is_faster_than_loopback() -> None:
     """A wire that takes no time hides no work of the processors."""
-    link = Link(seconds_per_byte=0.2e-9, wire_factor=1.0)
+    link = LOCAL._replace(link_byte=0.2e-9, wire=1.0)
     model = model_of(RING, link)
     run = run_of(RING, 2, "own", 1e6)
     loopback = dataclasses.replace(run, bandwidth_mbit=None)
@@ -289,7 +293,7 @@ def test_one_bandwidth_leaves_the_wire_and_its_packets_together() -> None:
 def test_without_links_the_wire_counts_as_it_is_given() -> None:
     runs = [run for run in runs_of(RING) if run.bandwidth_mbit is None]
     found = fitted_to(runs, RING)
-    assert found.link is None
+    assert not found.has_links
     assert "wire" not in found.not_identifiable
     slow = Network(seconds_per_message=1e-2, seconds_per_byte=1e-7)
     parts = found.elsewhere(2, examples=2, network=slow)
@@ -334,8 +338,8 @@ def test_what_every_update_has_as_many_of_counts_as_software() -> None:
     """There are two messages for any number of replicas, as for software."""
     found = fitted_to(runs_of(REDUCE_TO_ONE), REDUCE_TO_ONE)
     assert found.not_identifiable == ("message",)
-    assert found.local.seconds_per_message == 0
-    assert found.seconds_per_update == pytest.approx(2e-3 + 2 * 1e-4)
+    assert found.costs.message == 0
+    assert found.costs.update == pytest.approx(2e-3 + 2 * 1e-4)
 
 
 def test_a_run_that_does_not_follow_it_shows_in_its_error() -> None:
@@ -346,20 +350,22 @@ def test_a_run_that_does_not_follow_it_shows_in_its_error() -> None:
     assert errors[3] == pytest.approx(-0.5, abs=1e-6)
 
 
-def model_of(exchange: Exchange, link: Link | None = None) -> Model:
+LOCAL = FittedCosts(update=2e-3, message=1e-4, byte=1e-9)
+
+
+def model_of(exchange: Exchange, costs: FittedCosts = LOCAL) -> Model:
     return Model(
         compute=COMPUTE,
         exchange=exchange,
         crowding=CpuContention(cores=CORES, busy_cores=1.0),
-        seconds_per_update=2e-3,
-        local=Network(seconds_per_message=1e-4, seconds_per_byte=1e-9),
-        link=link,
+        costs=costs,
+        has_links=costs.wire > 0,
     )
 
 
 def test_a_ring_of_512_replicas_by_hand() -> None:
     """1,022 messages one after another, and twice the gradient but for a 512th."""
-    link = Link(seconds_per_byte=0.5e-9, wire_factor=1.1)
+    link = LOCAL._replace(link_byte=0.5e-9, wire=1.1)
     parts = model_of(RING, link).elsewhere(512, examples=2, network=NETWORK)
     assert parts.compute == pytest.approx(1e-3 + 2e-4)
     assert parts.software == pytest.approx(2e-3)
@@ -372,7 +378,7 @@ def test_a_ring_of_512_replicas_by_hand() -> None:
 
 
 def test_the_link_of_a_server_carries_the_bytes_of_all_workers() -> None:
-    link = Link(seconds_per_byte=1e-9, wire_factor=1.0)
+    link = LOCAL._replace(link_byte=1e-9, wire=1.0)
     slow = Network(seconds_per_message=0, seconds_per_byte=1e-7)
 
     def transfer(num_servers: int) -> float:
@@ -388,7 +394,7 @@ def test_the_link_of_a_server_carries_the_bytes_of_all_workers() -> None:
 
 
 def test_workers_that_do_not_wait_are_as_fast_as_the_link_of_their_server() -> None:
-    link = Link(seconds_per_byte=1e-9, wire_factor=1.0)
+    link = LOCAL._replace(link_byte=1e-9, wire=1.0)
     slow = Network(seconds_per_message=0, seconds_per_byte=1e-7)
     model = model_of(ASYNCHRONOUS, link)
     way = 4e6 * 1e-7
@@ -411,7 +417,7 @@ def test_a_busy_link_hides_the_software_of_servers_but_not_that_of_a_ring(
     network = Network(
         seconds_per_message=0, seconds_per_byte=1e-15 + nanoseconds_per_byte * 1e-9
     )
-    link = Link(seconds_per_byte=0.0, wire_factor=1.0)
+    link = LOCAL._replace(link_byte=0.0, wire=1.0)
     parts = model_of(SERVERS, link).elsewhere(4, 16, network)
     assert parts.software == pytest.approx(exposed, abs=1e-6)
     parts = model_of(RING, link).elsewhere(4, 16, network)

@@ -12,12 +12,13 @@ from strategies.gradient_compression.choice import parse_compression
 from tests.trainers.experiments.predict.test_performance_model import (
     ASYNCHRONOUS,
     COMPUTE,
+    LOCAL,
     RING,
     model_of,
 )
 from tests.trainers.experiments.predict.test_predict import SCHEMA
 from trainers.config.config import Config
-from trainers.experiments.predict.communication_model import Exchange, Link
+from trainers.experiments.predict.communication_model import Exchange
 from trainers.experiments.predict.compute_model import Measurement
 from trainers.experiments.predict.experiments import (
     Experiment,
@@ -31,6 +32,7 @@ from trainers.experiments.predict.links import (
     is_over_links_too,
     over_links,
 )
+from trainers.experiments.predict.performance_model import Costs
 from trainers.experiments.predict.report import Report
 
 CONFIG = Config().replace(
@@ -41,11 +43,11 @@ CONFIG = Config().replace(
 )
 
 
-LINK = Link(seconds_per_byte=1.5e-9, wire_factor=1.0)
+LINK = LOCAL._replace(link_byte=1.5e-9, wire=1.0)
 
 
-def fitted_arm(name: str, exchange: Exchange, link: Link | None = None) -> FittedArm:
-    model = model_of(exchange, link)
+def fitted_arm(name: str, exchange: Exchange, costs: Costs = LOCAL) -> FittedArm:
+    model = model_of(exchange, costs)
     measurements = [
         Measurement(
             num_replicas=count,
@@ -53,7 +55,7 @@ def fitted_arm(name: str, exchange: Exchange, link: Link | None = None) -> Fitte
             step_seconds=0.0,
             gradient_bytes=size * 4e6,
             size="ballast" if size > 1 else "own",
-            bandwidth_mbit=100.0 if link and index == 0 else None,
+            bandwidth_mbit=100.0 if model.has_links and index == 0 else None,
         )
         for index, (count, size) in enumerate(((2, 1), (3, 1), (4, 2), (4, 1)))
     ]
@@ -167,9 +169,7 @@ def test_a_compression_pays_below_the_bandwidth_of_equal_steps() -> None:
     fewer = dataclasses.replace(RING, gradient_bytes=RING.gradient_bytes / 100)
 
     def compressed(software_seconds: float) -> FittedArm:
-        model = dataclasses.replace(
-            model_of(fewer, LINK), seconds_per_update=software_seconds
-        )
+        model = model_of(fewer, LINK._replace(update=software_seconds))
         return dataclasses.replace(
             whole,
             name="multi_worker_mirrored-topk-0.01",
@@ -179,7 +179,7 @@ def test_a_compression_pays_below_the_bandwidth_of_equal_steps() -> None:
             compression=parse_compression("topk:0.01"),
         )
 
-    software = whole.model.seconds_per_update
+    software = whole.model.costs.update
     expected = 0.99 * 32 / (8 - 0.99 * 6)
     for extra, below, words in (
         (8e-3, expected, f"faster below {expected:.2g} Gbit/s"),
