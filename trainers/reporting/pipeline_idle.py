@@ -10,6 +10,8 @@ from trainers.loop.loop import StepEvent
 from trainers.pipeline_parallel.build import Pipeline
 from trainers.pipeline_parallel.schedule import idle_share_of_equal_stages
 
+_OF_EQUAL_STAGES = "idle_share_of_equal_stages"
+
 
 class PipelineIdleMeter:
     """Idle time of each pipeline stage within steps. A callback.
@@ -46,11 +48,14 @@ class PipelineIdleMeter:
         pipeline = self._pipeline
         if pipeline is None or not self._seconds:
             return None
-        idle = self._idle_shares()
+        # [stages].
+        idle = 1 - self._busy_seconds / self._seconds
         return {
             "num_microbatches": pipeline.num_microbatches,
             "idle_share": float(idle.mean()),
-            "idle_share_of_equal_stages": self._idle_share_of_equal_stages(pipeline),
+            _OF_EQUAL_STAGES: idle_share_of_equal_stages(
+                len(pipeline.stages), pipeline.num_microbatches
+            ),
             "stages": [
                 {
                     "device": stage.device,
@@ -63,34 +68,23 @@ class PipelineIdleMeter:
 
     def scalars(self) -> dict[str, float]:
         """Returns the idle fractions by tag, for TensorBoard and metrics.jsonl."""
-        pipeline = self._pipeline
-        if pipeline is None or not self._seconds:
+        found = self.summary()
+        if found is None:
             return {}
         idle = {
-            f"idle_share/stage_{index}": float(share)
-            for index, share in enumerate(self._idle_shares())
+            f"idle_share/stage_{index}": stage["idle_share"]
+            for index, stage in enumerate(found["stages"])
         }
-        equal = self._idle_share_of_equal_stages(pipeline)
-        return {**idle, "idle_share/of_equal_stages": equal}
+        return {**idle, "idle_share/of_equal_stages": found[_OF_EQUAL_STAGES]}
 
     def in_words(self) -> str | None:
         """Returns one line for the terminal; None without pipeline stages."""
-        pipeline = self._pipeline
-        if pipeline is None or not self._seconds:
+        found = self.summary()
+        if found is None:
             return None
-        shares = ", ".join(f"{share:.0%}" for share in self._idle_shares())
+        shares = ", ".join(f"{stage['idle_share']:.0%}" for stage in found["stages"])
         return (
             f"stages idle {shares} of the time; equally long ones would be "
-            f"{self._idle_share_of_equal_stages(pipeline):.0%} with "
-            f"{pipeline.num_microbatches} micro-batches"
-        )
-
-    def _idle_shares(self) -> np.ndarray:
-        """Returns the idle fraction of each stage."""
-        # [stages].
-        return 1 - self._busy_seconds / self._seconds
-
-    def _idle_share_of_equal_stages(self, pipeline: Pipeline) -> float:
-        return idle_share_of_equal_stages(
-            len(pipeline.stages), pipeline.num_microbatches
+            f"{found[_OF_EQUAL_STAGES]:.0%} with {found['num_microbatches']} "
+            "micro-batches"
         )
