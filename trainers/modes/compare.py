@@ -51,11 +51,6 @@ _IMPORTED_BY_A_REPORT = (
 def compare(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     """Runs every arm with every seed, or reads existing runs, and writes the report.
 
-    Args:
-      config: Configuration of the comparison.
-      cluster: Cluster of a single process.
-      console: Output of the process.
-
     Returns:
       DONE if every arm completed at least once, for any verdicts. Otherwise DIVERGED if
         all runs of the other arms diverged, and BUG if not.

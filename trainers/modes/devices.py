@@ -30,10 +30,6 @@ from trainers.modes.doctor_hints import gpus_left_out
 def devices(config: Config, console: Console) -> ExitCode:
     """Prints the devices of this machine and the replicas on them.
 
-    Args:
-      config: Configuration of the run.
-      console: Output of the process.
-
     Raises:
       UsageError: --devices or another setting asks for devices that the machine lacks.
     """

@@ -51,10 +51,6 @@ _LEAST_FREE_BYTES = 1 << 30
 def doctor(config: Config, console: Console) -> ExitCode:
     """Prints findings on a run and their remedies. Writes and starts nothing.
 
-    Args:
-      config: Configuration of the run.
-      console: Output of the process.
-
     Returns:
       DONE if the run could start, USAGE if not.
     """

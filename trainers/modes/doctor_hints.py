@@ -36,12 +36,7 @@ class Means:
 
 
 def what_is_slow(config: Config, means: Means) -> Iterator[str]:
-    """Yields one line for each slow setting, with the flag to change.
-
-    Args:
-      config: Configuration of the run.
-      means: Hardware of the run.
-    """
+    """Yields one line for each slow setting, with the flag to change."""
     traits = config.strategy.traits
     if means.gpus_of_driver and not means.gpus:
         yield gpus_left_out(means.gpus_of_driver)

@@ -33,11 +33,6 @@ def evaluate(config: Config, cluster: Cluster, console: Console) -> ExitCode:
 
     Model, data and update are the run's; the strategy and its devices may differ.
 
-    Args:
-      config: Configuration of the evaluation.
-      cluster: Cluster of a single process.
-      console: Output of the process.
-
     Raises:
       UsageError: The folder holds no run or no readable checkpoint, or its settings
         name files or functions that the flags do not name.

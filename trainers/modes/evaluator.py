@@ -38,11 +38,6 @@ _SECONDS_UNTIL_LOST = 5.0
 def evaluator(config: Config, cluster: Cluster, console: Console) -> int:
     """Evaluates every checkpoint until the run ends, and returns its exit code.
 
-    Args:
-      config: Configuration of the run.
-      cluster: This process's place in the cluster.
-      console: Output of the process.
-
     Raises:
       UsageError: The configuration cannot be run.
       ClusterIncompleteError: The chief did not start in time.
@@ -140,11 +135,7 @@ class _Evaluator:
         self._summaries: Summaries | None = None
 
     def evaluate_new(self, signals: PreemptionSignals) -> None:
-        """Evaluates all new checkpoints in the order of their steps.
-
-        Args:
-          signals: Signals that stop the evaluation after the current checkpoint.
-        """
+        """Evaluates new checkpoints by their steps, until a signal arrives."""
         for step in self._checkpoints.steps():
             if step in self._done or signals.requested:
                 continue

@@ -22,11 +22,6 @@ _DEFAULT_TRAIN_STEPS = 400
 def explain(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     """Trains once with clocks inside the steps, and reports where the time went.
 
-    Args:
-      config: Configuration of the run.
-      cluster: Cluster of a single process.
-      console: Output of the process.
-
     Returns:
       DONE, or the exit code of the run if it failed.
 

@@ -25,11 +25,7 @@ _MAY_DIFFER = {
 
 
 def collect_node_info(config: Config) -> dict[str, Any]:
-    """Returns versions, devices and settings of this process as JSON values.
-
-    Args:
-      config: Configuration of the run.
-    """
+    """Returns versions, devices and settings of this process as JSON values."""
     found = hardware()
     return {
         "versions": versions(),
@@ -42,11 +38,7 @@ def collect_node_info(config: Config) -> dict[str, Any]:
 
 
 def unsupported(card: Mapping[str, Any]) -> Iterator[str]:
-    """Yields a line for each unsupported version.
-
-    Args:
-      card: Node information of this process.
-    """
+    """Yields a line for each unsupported version of this process."""
     for name, accepted in SUPPORTED.items():
         version = card["versions"][name]
         if ".".join(version.split(".")[:2]) not in accepted:
@@ -61,11 +53,7 @@ def differences(
 ) -> Iterator[tuple[Literal["problem", "warning"], str]]:
     """Yields differences that prevent, or may affect, training of two tasks.
 
-    Args:
-      task: Name of the other task.
-      theirs: Node information of the other task. It comes from another process and may
-        be any JSON object.
-      ours: Node information of this task.
+    The node information of the other task may be any JSON object.
 
     Yields:
       Kind (`problem` or `warning`) and text.
@@ -99,11 +87,7 @@ def differences(
 
 
 def in_words(card: Mapping[str, Any]) -> str:
-    """Returns the devices of another task as text.
-
-    Args:
-      card: Node information of the other task, any JSON object.
-    """
+    """Returns the devices in another task's card, any JSON object, as text."""
     gpus = card.get("gpus")
     count = len(gpus) if isinstance(gpus, list) else 0
     return f"reached: {shown(card.get('cores'))} cores, {count} GPUs"

@@ -32,11 +32,6 @@ from trainers.experiments.runner import Execution, with_runs
 def predict(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     """Measures short runs on this machine, fits a model and extrapolates.
 
-    Args:
-      config: Configuration of the prediction.
-      cluster: Cluster of a single process.
-      console: Output of the process.
-
     Returns:
       DONE, or the exit code of a run that failed.
 

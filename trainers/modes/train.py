@@ -19,11 +19,6 @@ from trainers.run_dir.training_dir import default_path
 def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     """Trains on this task, together with all other tasks of the cluster that train.
 
-    Args:
-      config: Configuration of the run.
-      cluster: This process's place in the cluster.
-      console: Output of the process.
-
     Returns:
       Exit code of the run.
 

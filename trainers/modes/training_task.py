@@ -49,11 +49,6 @@ class TrainingTask:
     def __init__(self, config: Config, cluster: Cluster, console: Console):
         """Creates the strategy, which waits for the other tasks.
 
-        Args:
-          config: Configuration of the run.
-          cluster: This process's place in the cluster.
-          console: Output of the process.
-
         Raises:
           UsageError: The configuration cannot be run; nothing has been written.
         """
@@ -87,9 +82,7 @@ class TrainingTask:
     def train(self, parts: TrainingParts, epochs: Epochs | None = None) -> ExitCode:
         """Trains the parts of a run to their last step, and returns the exit code.
 
-        Args:
-          parts: Parts of the run, under this task's strategy.
-          epochs: Epochs of a program's `fit`; None without a program.
+        The parts are under this task's strategy; only a program has epochs.
         """
         phases = None
         if self.config.report.step_phases:

@@ -26,11 +26,6 @@ from trainers.experiments.verify.verdict import Verdict
 def verify(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     """Runs every strategy and one device, and compares them step by step.
 
-    Args:
-      config: Configuration of the verification.
-      cluster: Cluster of a single process.
-      console: Output of the process.
-
     Returns:
       DONE if Keras and every strategy that can be compared are identical or
       equivalent, DIFFERENT if one is not, BUG if one failed, and the exit code of the

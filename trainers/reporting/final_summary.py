@@ -22,15 +22,7 @@ def print_final_summary(
     metrics: RunMetrics,
     folder: RunDir,
 ) -> None:
-    """Prints the outcome of a run, its speed and where to look at it.
-
-    Args:
-      console: Output of the process.
-      outcome: Status of the run and its last step, in words.
-      final: Last value of each metric by name.
-      metrics: Measurements of the run.
-      folder: Folder of the run.
-    """
+    """Prints the outcome of a run, its speed and where to look at it."""
     # In the order of result.json.
     ordered = {**dict.fromkeys(ALWAYS_FINAL), **final}
     measured = {name: value for name, value in ordered.items() if value is not None}
@@ -52,11 +44,7 @@ def print_final_summary(
 
 
 def tensorboard_command(folder: RunDir) -> str:
-    """Returns the shell command that shows a run in TensorBoard, on this machine only.
-
-    Args:
-      folder: Folder of the run.
-    """
+    """Returns the command that shows a run in TensorBoard, on this machine only."""
     own = str(folder.path / "tb")
     logdir = folder.path if folder.tensorboard == own else folder.tensorboard
     # The program of the same environment, which need not be on the PATH.

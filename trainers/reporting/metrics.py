@@ -70,11 +70,7 @@ class RunMetrics:
             self.phases(event)
 
     def begin_window(self, sums: Mapping[str, Any] | None = None) -> None:
-        """Starts the steps of the next line of metrics.jsonl.
-
-        Args:
-          sums: Sums of a checkpoint inside the window; None for zero.
-        """
+        """Starts the next line of metrics.jsonl, with a checkpoint's sums of it."""
         self.window.restore(sums or {})
         self.staleness.reset()
         self.idle.reset()
@@ -84,11 +80,7 @@ class MetricsWindow:
     """Sums of losses, metrics and times over an interval of steps. A callback."""
 
     def __init__(self, results: Results) -> None:
-        """Starts an interval.
-
-        Args:
-          results: Function from sums over examples to the loss and metrics.
-        """
+        """Starts an interval."""
         self._results = results
         self.reset()
 
@@ -148,9 +140,6 @@ class MetricsWindow:
         """Restores the sums of a checkpoint.
 
         Times start at zero, because they belong to a process.
-
-        Args:
-          sums: Sums by name, from `sums`.
         """
         self.reset()
         # Earlier versions wrote None for a number that is not finite.

@@ -38,15 +38,7 @@ class MetricsWriter:
         tracking: Tracking,
         metrics: RunMetrics,
     ):
-        """Creates the event files.
-
-        Args:
-          parts: Parts of the run.
-          console: Output of the process.
-          folder: Folder of the run, which exists.
-          tracking: Trackers of the run.
-          metrics: Measurements of the run.
-        """
+        """Creates the event files in the folder of the run, which exists."""
         self._parts = parts
         self._console = console
         self._folder = folder
@@ -168,11 +160,7 @@ class MetricsWriter:
         self._tracking.log(split, values, step)
 
     def _append_row(self, row: Mapping[str, Any]) -> None:
-        """Appends a line to metrics.jsonl and flushes the summaries of the same step.
-
-        Args:
-          row: Line of metrics.jsonl.
-        """
+        """Appends a line to metrics.jsonl, and flushes the summaries of its step."""
         what = f"lines of {self._folder.path}/metrics.jsonl cannot be written"
         written = self._errors.attempt(what, lambda: self._folder.append_metrics(row))
         if self.summaries.flush() and written:
@@ -198,11 +186,7 @@ class MetricsWriter:
         return event.is_last or event.step // tenth > before // tenth
 
     def _is_best(self, eval_loss: float | None) -> bool:
-        """Records an evaluation loss and returns whether it is the lowest so far.
-
-        Args:
-          eval_loss: Evaluation loss; None without an evaluation.
-        """
+        """Records an evaluation loss and returns whether it is the lowest so far."""
         # Comparisons with nan are False, so nan is never the best loss.
         if eval_loss is None or not eval_loss < self._least_eval_loss:
             return False
@@ -225,11 +209,7 @@ def _norms(event: StepEvent) -> dict[str, float]:
 
 
 def last_values(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Returns the last values of losses and metrics, which result.json repeats.
-
-    Args:
-      rows: Lines of metrics.jsonl.
-    """
+    """Returns the last losses and metrics of metrics.jsonl, for result.json."""
     last: dict[str, float] = {}
     for row in rows:
         if "step_milliseconds" not in row:

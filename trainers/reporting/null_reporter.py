@@ -25,13 +25,7 @@ class NullReporter:
     """
 
     def __init__(self, parts: TrainingParts, cluster: Cluster, console: Console):
-        """Stores its parts; touches no file.
-
-        Args:
-          parts: Parts of the run.
-          cluster: This process's place in the cluster.
-          console: Output of the process.
-        """
+        """Stores its parts; touches no file."""
         self._parts = parts
         self._cluster = cluster
         self._console = console
@@ -48,17 +42,12 @@ class NullReporter:
     def begin(self, first_step: int) -> None:
         """Creates the run folder and describes the run.
 
-        Args:
-          first_step: Number of updates already applied.
+        `first_step` is the number of updates already applied.
         """
         self._console.say(f"{self._cluster.task} trains from step {first_step}")
 
     def describe(self, graph: tf.Graph) -> None:
-        """Writes the graph and the settings of the run to TensorBoard.
-
-        Args:
-          graph: Traced inner loop.
-        """
+        """Writes the graph of the inner loop, and settings, to TensorBoard."""
 
     def record_placement(self, loop_function: LoopFunction) -> LoopFunction:
         """Returns an inner loop that reports placement, if that is requested."""
@@ -90,20 +79,16 @@ class NullReporter:
         return {}
 
     def save_checkpoint(self, program: Mapping[str, Any]) -> None:
-        """Saves a checkpoint of the current state.
+        """Saves a checkpoint of the current state, with that of a program's `fit`.
 
         A full disk causes a warning; the run continues and tries again at the next
         checkpoint.
-
-        Args:
-          program: State of a program's `fit`; empty without a program.
         """
 
     def roll_back(self, error: DivergedError) -> int | None:
         """Restores a checkpoint from before a divergence, with a lower learning rate.
 
-        Args:
-          error: Divergence with its step.
+        Returns the step of the checkpoint; None if there is none to go back to.
 
         Returns:
           Step of the checkpoint; None if there is none to go back to.
@@ -112,11 +97,7 @@ class NullReporter:
         return None
 
     def resume_after_rollback(self, step: int) -> None:
-        """Discards the reports that follow the checkpoint of a rollback.
-
-        Args:
-          step: Step of the restored checkpoint.
-        """
+        """Discards the reports that follow the checkpoint of a rollback."""
         self._console.say(f"{self._cluster.task} goes back to step {step}")
 
     def require_folder(self) -> None:
@@ -140,20 +121,12 @@ class NullReporter:
         """Prints why the run has failed."""
 
     def write_result(self, status: str) -> bool:
-        """Writes the result, and returns whether the disk had room for it.
-
-        Args:
-          status: Status of the run.
-        """
+        """Writes the result, and returns whether the disk had room for it."""
         del status
         return True
 
     def print_summary(self, status: str) -> None:
-        """Prints how the run has ended.
-
-        Args:
-          status: Status of the run.
-        """
+        """Prints how the run has ended."""
         del status
         step = self._parts.applied_steps()
         self._console.say(f"{self._cluster.task} ends at step {step}")

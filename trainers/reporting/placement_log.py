@@ -86,13 +86,6 @@ def write_placements(
 
     Both tables go to the log. The operations also go to TensorBoard, which already has
     the variables.
-
-    Args:
-      placed: Operations with their devices.
-      assembly: Parts of the run.
-      console: Output of the run.
-      log: Name of the console's log file.
-      summaries: TensorBoard summaries of the run.
     """
     operations = [_OPERATION, *placed]
     variables = [_VARIABLE, *_variables(assembly)]

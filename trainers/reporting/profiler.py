@@ -29,10 +29,7 @@ class Profile:
     ):
         """Prepares the trace; records nothing.
 
-        Args:
-          folder: Folder of the run's event files.
-          write_errors: Warnings about failing writes.
-          steps: Step before the trace and its last step; None for no trace.
+        `steps` are the step before the trace and its last step; None for no trace.
         """
         self._steps = steps
         self._folder = f"{folder}/{TRAIN}"
@@ -40,11 +37,7 @@ class Profile:
         self._is_recording = False
 
     def turn(self, report: StepEvent) -> None:
-        """Starts the trace after its first step, and ends it at its second one.
-
-        Args:
-          report: Report of the last call of the inner loop.
-        """
+        """Starts the trace after its first step, and ends it at its second one."""
         # A rollback may lead to a step before the first one while it is recorded. A run
         # that is resumed between the two begins no trace: it would have no end.
         self.close()

@@ -21,13 +21,7 @@ from trainers.run_dir.step_recording import RecordedStep, Recording, unique_name
 def record_step(
     event: StepEvent, parts: TrainingParts, run_folder: pathlib.Path
 ) -> None:
-    """Writes all values of a step.
-
-    Args:
-      event: Report of a call with one step, as all calls have with `record_steps`.
-      parts: Parts of the run.
-      run_folder: Folder of the run.
-    """
+    """Writes all values of a step, from a call that ran this step alone."""
     results = event.results
     sums: dict[str, Any] = {}
     add_steps(sums, results.sums)

@@ -49,17 +49,7 @@ class Reporter(NullReporter):
         metrics: RunMetrics,
         origin: Origin,
     ):
-        """Stores its parts.
-
-        Args:
-          parts: Parts of the run, before a checkpoint is restored.
-          cluster: This process's place in the cluster.
-          console: Output of the process.
-          folder: Folder of the run.
-          tracking: Trackers of the run.
-          metrics: Measurements of the run.
-          origin: State in which the run began.
-        """
+        """Stores its parts, before a checkpoint is restored."""
         super().__init__(parts, cluster, console)
         report, guard = parts.config.report, parts.config.guard
         self._folder = folder

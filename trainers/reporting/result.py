@@ -87,17 +87,7 @@ def build_result(
     rollbacks: int,
     origin: Origin,
 ) -> dict[str, Any]:
-    """Returns the content of result.json without its schema_version.
-
-    Args:
-      assembly: Parts of the run.
-      cluster: This process's place in the cluster.
-      metrics: Measurements of the run.
-      status: Status of the run.
-      final: Last values of losses and metrics, by name.
-      rollbacks: Number of rollbacks.
-      origin: State in which the run began.
-    """
+    """Returns the content of result.json without its schema_version."""
     strategy, config = assembly.strategy, assembly.config
     commit = {} if origin.commit is None else {"commit": origin.commit}
     return {

@@ -25,14 +25,7 @@ from trainers.run_dir.run_dir import RunDir
 def print_startup_report(
     assembly: TrainingParts, folder: RunDir, first_step: int, console: Console
 ) -> None:
-    """Prints model, data, devices and folder of a run, and warns about slow settings.
-
-    Args:
-      assembly: Parts of the run.
-      folder: Folder of the run.
-      first_step: Number of updates already applied.
-      console: Output of the run.
-    """
+    """Prints model, data, devices and folder of a run, with warnings."""
     strategy = assembly.strategy
     replicas = f"{strategy.num_replicas} replica{'s'[: strategy.num_replicas != 1]}"
     parts = assembly.config.strategy.gradient_accumulation_steps

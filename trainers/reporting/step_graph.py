@@ -25,11 +25,7 @@ _CALLS: Mapping[str, tuple[tuple[str, ...], int]] = {
 
 
 def step_graph(graph: tf.Graph) -> tf.compat.v1.GraphDef:
-    """Returns a graph to look at, not to run: with loops and branches in their place.
-
-    Args:
-      graph: Traced training loop.
-    """
+    """Returns a graph to look at, not to run: loops and branches in place."""
     definition = graph.as_graph_def()
     functions = {f.signature.name: f for f in definition.library.function}
     inputs = {node.name: node.name for node in definition.node}
@@ -43,12 +39,7 @@ class _Drawing:
     """The nodes that were drawn so far."""
 
     def __init__(self, functions: Mapping[str, Any], names: set[str]):
-        """Draws nothing yet.
-
-        Args:
-          functions: FunctionDefs by name.
-          names: Names of nodes that are taken.
-        """
+        """Draws nothing yet; takes FunctionDefs by name, and the names of nodes."""
         self._functions = functions
         self._drawn = tf.compat.v1.GraphDef()
         self._names = names
@@ -56,10 +47,7 @@ class _Drawing:
     def add(self, node: Any, name: str, inputs: Mapping[str, str]) -> None:
         """Draws a node and the nodes in its functions.
 
-        Args:
-          node: NodeDef of the graph or of a function.
-          name: Its name in the drawing.
-          inputs: Names in the drawing by names where the node comes from.
+        `inputs` has names in the drawing by names where the node comes from.
         """
         copy = self._drawn.node.add()
         copy.CopyFrom(node)

@@ -37,13 +37,7 @@ class PhaseMeter:
     """
 
     def __init__(self, task: str, parts: TrainingParts, clock: Clock):
-        """Starts to count traces.
-
-        Args:
-          task: Name of this task.
-          parts: Parts of the run.
-          clock: Wall time of this task by kind of work.
-        """
+        """Starts to count traces."""
         self._task = task
         self._parts = parts
         self._clock = clock

@@ -155,11 +155,7 @@ class Summaries:
         self._write(split, step, write)
 
     def texts(self, texts: Mapping[str, str]) -> None:
-        """Writes Markdown texts that describe the run.
-
-        Args:
-          texts: Markdown by tag.
-        """
+        """Writes Markdown texts by tag, which describe the run."""
 
         def write() -> None:
             for tag, text in texts.items():
@@ -171,18 +167,11 @@ class Summaries:
         """Writes the graph of the training loop.
 
         Keras's own TensorBoard callback writes no graph under Keras 3.
-
-        Args:
-          graph: Graph of the inner loop.
         """
         self._write(TRAIN, 0, lambda: tf.summary.graph(step_graph(graph)))
 
     def hparams(self, settings: Mapping[str, Any]) -> None:
-        """Writes the run's row of the HParams dashboard.
-
-        Args:
-          settings: Values of the row by name.
-        """
+        """Writes the run's row of the HParams dashboard."""
         # By default the row is named by a digest of the settings: runs that differ in
         # none of them would share a row.
         row = hparams_api.hparams_pb(dict(settings), trial_id=self._run_name)
@@ -195,10 +184,6 @@ class Summaries:
         before the others; only the first setting is marked as such
         (tensorboard/plugins/hparams/backend_context.py,
         `_sort_and_reduce_to_hparams_limit`).
-
-        Args:
-          settings: Names of the row's settings.
-          metrics: Names of the loss and the metrics of evaluations.
         """
         summary = hparams_api.hparams_config_pb(
             hparams=[hparams_api.HParam(name) for name in settings],
@@ -217,9 +202,6 @@ class Summaries:
         """Writes what the Custom Scalars dashboard draws into one chart each.
 
         Train and eval have a run each in TensorBoard, with the same tags.
-
-        Args:
-          metrics: Names of the loss and the metrics of evaluations.
         """
         evaluated = {name: f"^{re.escape(name)}$" for name in metrics}
         content = layout_pb2.Layout(
@@ -308,11 +290,7 @@ class Summaries:
 
 
 def by_tag(means: Mapping[str, float]) -> dict[str, float]:
-    """Returns losses and metrics by tag, equal in training and evaluation.
-
-    Args:
-      means: Values by the name of the metric.
-    """
+    """Returns losses and metrics by tag, equal in training and evaluation."""
     return {f"metrics/{n}" if n in _OF_THE_RUN else n: v for n, v in means.items()}
 
 

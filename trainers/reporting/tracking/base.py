@@ -39,11 +39,7 @@ class TrackedRun:
     folder: pathlib.Path
 
     def kept_id(self, tracker: str) -> str | None:
-        """Returns the tracker's id of this run; None if the run is new to the tracker.
-
-        Args:
-          tracker: Name of the tracker.
-        """
+        """Returns a tracker's id of this run; None if the run is new to it."""
         try:
             kept = json.loads(self._path(tracker).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
@@ -52,12 +48,7 @@ class TrackedRun:
         return found if isinstance(found, str) and _ID.fullmatch(found) else None
 
     def keep_id(self, tracker: str, run_id: str) -> None:
-        """Stores the tracker's id, so that a resumed run continues the same entry.
-
-        Args:
-          tracker: Name of the tracker.
-          run_id: Id of the run.
-        """
+        """Stores the tracker's id, so that a resumed run continues the same entry."""
         self.folder.mkdir(exist_ok=True)
         write_json(self._path(tracker), {"run_id": run_id})
 
@@ -93,12 +84,7 @@ class Tracker(Protocol):
 
 
 def figures_of(result: Mapping[str, Any], path: str = "") -> dict[str, float]:
-    """Returns all finite numbers of result.json by path.
-
-    Args:
-      result: Content of result.json or of an object in it.
-      path: Prefix of the paths.
-    """
+    """Returns all finite numbers of result.json, or of an object in it, by path."""
     found: dict[str, float] = {}
     for name, value in result.items():
         where = f"{path}{name}"

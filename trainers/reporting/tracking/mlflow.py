@@ -115,8 +115,7 @@ class MLflow:
 def _accepted(name: str) -> str:
     """Returns a name that MLflow accepts for a metric: it refuses all others at once.
 
-    Args:
-      name: Name such as `train/acc (%)`, of any characters.
+    Names such as `train/acc (%)` may have any characters.
     """
     parts = [_REFUSED.sub("_", part) for part in name.split("/")]
     # MLflow makes paths of names, in which these have a meaning.

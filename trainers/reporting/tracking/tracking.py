@@ -40,12 +40,7 @@ class Tracking:
     """Experiment trackers of a run; none by default."""
 
     def __init__(self, config: TrackingConfig, console: Console):
-        """Starts no thread yet.
-
-        Args:
-          config: Names of the trackers.
-          console: Output of the process.
-        """
+        """Starts no thread yet."""
         self._senders = [_Sender(name, console) for name in config.trackers or ()]
 
     def begin(
@@ -55,34 +50,19 @@ class Tracking:
 
         A program that calls `fit` again continues the entries that the end of its
         `fit` before has closed.
-
-        Args:
-          assembly: Parts of the run.
-          folder: Folder of the run.
-          versions: Versions of Python, TensorFlow, Keras and NumPy, by name.
         """
         if self._senders:
             run = _tracked_run(assembly, folder, versions)
             self._add(run)
 
     def log(self, split: str, values: Mapping[str, float], step: int) -> None:
-        """Queues scalars under their TensorBoard names.
-
-        Args:
-          split: Folder of TensorBoard, such as `train`.
-          values: Values by tag.
-          step: Number of applied updates.
-        """
+        """Queues values by tag under their TensorBoard names; `split` is the folder."""
         finite = {f"{split}/{n}": v for n, v in values.items() if math.isfinite(v)}
         seconds = time.time()
         self._add(lambda tracker: tracker.log(finite, step, seconds))
 
     def end(self, result: Mapping[str, Any]) -> None:
-        """Queues the result of the run.
-
-        Args:
-          result: Content of result.json.
-        """
+        """Queues the result of the run."""
         status, figures = str(result["status"]), figures_of(result)
         self._add(lambda tracker: tracker.end(status, figures))
 
