@@ -56,14 +56,6 @@ class Run:
         """True if the training completed, also if the program failed after it."""
         return self.is_completed or bool(self.result.get("failed_after_fit"))
 
-    @property
-    def first_examples_sha256(self) -> str | None:
-        return self.result.get("first_examples_sha256")
-
-    @property
-    def initial_weights_sha256(self) -> str | None:
-        return self.result.get("initial_weights_sha256")
-
     def figures(self, target_accuracy: float | None) -> dict[str, float | None]:
         """Returns every metric by name; None where it was not measured.
 

@@ -11,12 +11,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from trainers.experiments.compare.comparisons import RunsByArm
 from trainers.experiments.drawing import COLOURS, draw_ratios, drawn
 from trainers.experiments.run_record import Run
 
 _PHASES = ("startup", "trace", "input", "compute", "eval", "checkpoint", "summary")
-
-RunsByArm = Mapping[str, Sequence[Run]]
 
 
 def charts_of(

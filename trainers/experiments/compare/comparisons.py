@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trainers.config.comparison import FEWEST_SEEDS, ComparisonConfig
@@ -42,16 +42,12 @@ _DIFFERENCES = (ACCURACY, "eval_loss", "train_loss")
 
 def metrics_of(by_arm: RunsByArm, settings: ComparisonConfig) -> list[str]:
     """Returns the names of all metrics that are compared, in the order of a report."""
-    found = [*_RATIOS, *_DIFFERENCES, *other_metrics(by_arm)]
+    completed = (r for runs in by_arm.values() for r in runs if r.is_completed)
+    others = sorted({name for run in completed for name in run.other_metrics()})
+    found = [*_RATIOS, *_DIFFERENCES, *others]
     if settings.target_accuracy is None:
         found.remove("seconds_to_target_accuracy")
     return found
-
-
-def other_metrics(by_arm: RunsByArm) -> list[str]:
-    """Returns the sorted names of evaluated metrics except loss and accuracy."""
-    completed = (r for runs in by_arm.values() for r in runs if r.is_completed)
-    return sorted({name for run in completed for name in run.other_metrics()})
 
 
 def compare_with_control(
@@ -83,13 +79,12 @@ def compare_with_control(
     level = look.level(SIGNIFICANCE, 2)
     found = []
     for metric in metrics:
-        scale = scale_of(metric)
         for arm in others:
             differences, reason = differences_by_seed(
                 by_arm[arm], by_arm.get(control or "", []), metric, settings
             )
             entry = _empty_entry(metric, arm, control, len(differences), reason)
-            found.append(_Compared(entry, scale))
+            found.append(_Compared(entry))
             if differences:
                 found[-1].describe(
                     paired(
@@ -111,11 +106,6 @@ def compare_with_control(
     return [comparison.entry for comparison in found]
 
 
-def scale_of(metric: str) -> Callable[[float], float]:
-    """Returns the scale on which a metric is compared: `math.log` or `float`."""
-    return math.log if metric in _RATIOS else float
-
-
 def differences_by_seed(
     arm: Sequence[Run],
     control: Sequence[Run],
@@ -134,16 +124,16 @@ def differences_by_seed(
         {run.seed: run.figures(settings.target_accuracy).get(metric) for run in runs}
         for runs in (arm, control)
     )
-    scale = scale_of(metric)
     found = []
     for seed in sorted(set(ours) & set(theirs)):
         one, other = ours[seed], theirs[seed]
         if one is None or other is None:
             continue
+        if metric not in _RATIOS:
+            found.append(one - other)
         # A logarithm needs positive values.
-        if scale is math.log and not (one > 0 and other > 0):
-            continue
-        found.append(scale(one) - scale(other))
+        elif one > 0 and other > 0:
+            found.append(math.log(one) - math.log(other))
     name = _RATIOS[metric][-1] if metric in _RATIOS else metric.removeprefix("eval_")
     reason = f"{name} was not measured in both arms with the same seed"
     return found, "" if found else reason
@@ -158,7 +148,7 @@ def resolution_of(metric: str, arm: Sequence[Run]) -> float:
 
 
 def margin_of(metric: str, settings: ComparisonConfig) -> float | None:
-    """Returns the margin of equivalence on the scale of `scale_of`, if it has one."""
+    """Returns the margin of equivalence, of a ratio its logarithm; None for none."""
     if metric == SPEED:
         return math.log(1 + settings.speed_margin_percent / 100)
     # The margin is in percentage points, accuracies are fractions.
@@ -171,13 +161,15 @@ class _Compared:
 
     Attributes:
       entry: Entry, with None for all that is unknown yet.
-      scale: Scale of the differences.
-      summary: Differences on this scale; None without any.
+      summary: Differences, of ratios those of logarithms; None without any.
     """
 
     entry: dict[str, Any]
-    scale: Callable[[float], float]
     summary: Paired | None = None
+
+    @property
+    def is_ratio(self) -> bool:
+        return self.entry["kind"] == "ratio"
 
     def describe(self, summary: Paired) -> None:
         """Writes the estimate and its intervals."""
@@ -196,7 +188,7 @@ class _Compared:
         The ratio is limited to what a float can hold: the interval of very few, very
         different runs can be wider than that.
         """
-        if self.scale is not math.log:
+        if not self.is_ratio:
             return value
         # exp(710) is beyond float64.
         return math.exp(min(max(value, -700.0), 700.0))
@@ -204,7 +196,7 @@ class _Compared:
     def judge(self) -> None:
         """Writes the verdict, of metrics that have one."""
         entry = self.entry
-        if self.scale is math.log or entry["metric"] == ACCURACY:
+        if self.is_ratio or entry["metric"] == ACCURACY:
             kind, words = verdict_of(entry)
             entry["verdict"] = {"kind": kind, "words": words}
 
@@ -245,12 +237,11 @@ def _test(family: Iterable[_Compared], settings: ComparisonConfig, look: Look) -
         margin = margin_of(entry["metric"], settings)
         if margin is not None:
             p_value = equivalence_p_value(summary, margin)
-            is_ratio = compared.scale is math.log
             entry["equivalence"] = {
                 "margin": settings.speed_margin_percent
-                if is_ratio
+                if compared.is_ratio
                 else settings.accuracy_margin_points,
-                "unit": "percent" if is_ratio else "points",
+                "unit": "percent" if compared.is_ratio else "points",
                 "p_value": p_value,
                 "p_value_looks": look.adjusted_p_value(p_value, 1),
                 "p_value_holm": None,

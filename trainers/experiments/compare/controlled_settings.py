@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from strategies.common.errors import UsageError
@@ -91,32 +91,31 @@ def check_configurations(arms: Sequence[Arm], allowed: Collection[str]) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Beginning:
-    """A digest of the state in which a run begins.
+    """A part of the state in which a run begins, which its result has a digest of.
 
     Attributes:
       name: Name in `HELD_FIXED`.
-      digest: Function of a run; None where the run has no such state.
       settings: Settings that change it by intention.
       remedy: Change to make if arms differ.
     """
 
     name: str
-    digest: Callable[[Run], str | None]
     settings: frozenset[str]
     remedy: str
+
+    def digest(self, run: Run) -> str | None:
+        return run.result.get(f"{self.name}_sha256")
 
 
 _BEGINNINGS = (
     # First, because weights may depend on the examples, such as of Normalization.
     _Beginning(
         name=FIRST_EXAMPLES,
-        digest=lambda run: run.first_examples_sha256,
         settings=frozenset({"dtype"}),
         remedy="give the generators of the program's data a seed",
     ),
     _Beginning(
         name=INITIAL_WEIGHTS,
-        digest=lambda run: run.initial_weights_sha256,
         # Each changes the initial weights, or the shapes of the input or output of the
         # model.
         settings=frozenset(

@@ -254,11 +254,13 @@ def _other_beginning(
     subject: Executed, reference: Executed, judgement: Judgement
 ) -> str | None:
     """Returns a cause if the runs began with other weights or examples."""
-    found, expected = subject.run, reference.run
-    has_other_weights = found.initial_weights_sha256 != expected.initial_weights_sha256
+    has_other_weights, has_other_examples = (
+        subject.run.result.get(name) != reference.run.result.get(name)
+        for name in ("initial_weights_sha256", "first_examples_sha256")
+    )
     if has_other_weights and judgement.first_passing is not None:
         return "the initial weights differ already, before any step"
-    if found.first_examples_sha256 != expected.first_examples_sha256:
+    if has_other_examples:
         return (
             "the first examples differ already: the program draws other random numbers "
             "for its data in every run; give the generators of its data a seed"

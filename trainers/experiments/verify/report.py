@@ -124,7 +124,7 @@ def content(
             "examples_summed": max(examples),
             "explanation": in_words(dtype, examples),
         },
-        "initial_weights_sha256": reference.run.initial_weights_sha256,
+        "initial_weights_sha256": reference.run.result.get("initial_weights_sha256"),
         "config": config.to_dict(),
         "versions": reference.run.result.get("versions"),
         "keras": None if keras is None else keras.entry(),
