@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import keras
@@ -19,7 +19,6 @@ from trainers.model.sparse_gradients import as_dense
 from trainers.model.train_step import TrainStep
 from trainers.user_code.own_step.model_step import regularized_weights
 from trainers.user_code.own_step.objective import OwnStep
-from trainers.user_code.own_step.update_catcher import CaughtUpdate, UpdateCatcher
 
 
 class OwnTrainStep(TrainStep):
@@ -85,11 +84,14 @@ class OwnTrainStep(TrainStep):
             self._random_numbers.drawn(batch),
         ):
             scope, logs = step.run(batch, [*keyed, *mapped], scale, self._before())
-        gradients = self._shares_of(self._gradients(scope), batch)
+        # The last pass may have no update, and only read.
+        updates = scope.updates[self._objective.passes[self._pass]]
+        gradients = self._shares_of(_joined(u.gradients for u in updates), batch)
         gradients = unscaled(gradients, scale if scope.is_scaled else None)
         if not self._sparse_gradients:
             gradients = as_dense(gradients)
-        written = self._assigned(scope)
+        assigned = _joined(update.assigned for update in updates)
+        written = self._layer_state.by_position(assigned)
         if self._pass + 1 < self._objective.num_passes:
             # What else the step writes, and reports, is taken from its last pass.
             return gradients, written, reported({}, batch)
@@ -109,20 +111,7 @@ class OwnTrainStep(TrainStep):
             before += [by_variable] * count
         return before
 
-    def _gradients(self, scope: UpdateCatcher) -> Mapping[int, Any]:
-        """Returns the gradients of the updates of this pass, by id of the variable."""
-        return _joined(update.gradients for update in self._caught(scope))
-
-    def _assigned(self, scope: UpdateCatcher) -> dict[str, tf.Tensor]:
-        """Returns the values that weights were assigned for updates of this pass."""
-        assigned = _joined(update.assigned for update in self._caught(scope))
-        return self._layer_state.by_position(assigned)
-
-    def _caught(self, scope: UpdateCatcher) -> Sequence[CaughtUpdate]:
-        """Returns the updates of this pass; the last one may only read."""
-        return scope.updates[self._objective.passes[self._pass]]
-
-    def _shares_of(self, gradients: Any, batch: Batch) -> list[Any]:
+    def _shares_of(self, gradients: Mapping[int, Any], batch: Batch) -> list[Any]:
         """Returns the shard's parts of the gradients of the global batch."""
         share = batch.num_rows / batch.global_size
         if self._objective.is_sum:
