@@ -152,9 +152,7 @@ def objective_of(
     model: keras.Model,
     loss: str | None,
     metrics: Sequence[str] | None,
-    labels: Any,
-    predictions: Any,
-    is_masked: bool = False,
+    examples: Probe,
     is_of_program: bool = False,
 ) -> CompiledObjective:
     """Returns what `fit` would minimize and report, for each example.
@@ -165,9 +163,7 @@ def objective_of(
       model: A model, perhaps compiled.
       loss: Keras's name; None for the loss the model was compiled with.
       metrics: Keras's names; None for those the model was compiled with.
-      labels: Labels of a few examples, perhaps `Weighted`.
-      predictions: Tensors such as the model returns for these examples.
-      is_masked: True if some of the model's predictions have a mask.
+      examples: A few examples, whose labels may be `Weighted`.
       is_of_program: True for the model of a program that calls `fit`.
 
     Raises:
@@ -188,24 +184,19 @@ def objective_of(
         weighted_metrics=None if metrics else weighted,
     )
     names = getattr(model, "output_names", None)
-    labels, sample_weights = _separated(labels)
+    labels, sample_weights = _separated(examples.labels)
+    examples = examples._replace(labels=labels)
     fit_model = model if is_of_program else None
-    losses = losses_of(compiled, names, labels, predictions, fit_model)
+    losses = losses_of(compiled, names, labels, examples.predictions, fit_model)
     objective = CompiledObjective(
         losses=losses,
-        metrics=resolve_metrics(
-            compiled,
-            names,
-            Probe(labels, predictions, is_masked),
-            sample_weights,
-            fit_model,
-        ),
+        metrics=resolve_metrics(compiled, names, examples, sample_weights, fit_model),
         classes=classes_of(losses[0].resolved.loss) if len(losses) == 1 else None,
         compiled=compiled,
         fit_model=fit_model,
     )
     judges: list[Judge] = [*losses, *objective.metrics.means.values()]
-    check_independence(judges, labels, predictions)
+    check_independence(judges, labels, examples.predictions)
     return objective
 
 

@@ -128,7 +128,7 @@ def resolve_metrics(
     names: Sequence[str] | None,
     probe: Probe,
     weights: Any,
-    model: keras.Model | None = None,
+    model: keras.Model | None,
 ) -> Metrics:
     """Resolves the metrics that a model was compiled with.
 

@@ -94,11 +94,7 @@ class CustomModel:
         check_ids(loss, names, self.data, few, predictions)
         with labels_blamed(examples.labels, examples.predictions):
             objective = objective_of(
-                model,
-                self.loss,
-                self.metrics,
-                *examples,
-                is_of_program=self.is_of_program,
+                model, self.loss, self.metrics, examples, self.is_of_program
             )
         build_metrics(model, labels_of(few.labels), predictions())
         return dataclasses.replace(

@@ -23,6 +23,7 @@ from strategies.common.errors import UsageError
 from tests.markers import further
 from trainers.user_code import wrap_user_errors
 from trainers.user_code.losses import objective_of
+from trainers.user_code.probe import Probe
 
 # Examples, words of each, and classes: no two alike, so that no axis is mistaken.
 N, T, K = 7, 4, 3
@@ -117,7 +118,8 @@ def here(labels: Any, predictions: Any, settings: dict[str, Any]) -> np.ndarray:
     """Returns the metric or loss of the project, from two parts of the batch."""
     with wrap_user_errors("--model=some.module:model"):
         model = _compiled(predictions, **settings)
-        objective = objective_of(model, None, None, labels, predictions)
+        examples = Probe(labels, predictions, is_masked=False)
+        objective = objective_of(model, None, None, examples)
     parts = [
         objective.of_predictions(labels[rows], predictions[rows], N)
         for rows in (slice(0, 2), slice(2, N))

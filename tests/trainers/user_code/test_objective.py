@@ -15,6 +15,7 @@ from strategies.common.errors import UsageError
 from strategies.common.private_apis.models import mask_of
 from tests.trainers.user_code import factories
 from trainers.user_code.losses import objective_of
+from trainers.user_code.probe import Probe
 
 
 def means(
@@ -24,9 +25,8 @@ def means(
     few = tf.nest.map_structure(lambda v: tf.constant(v[:4]), (labels, predictions))
     flat = tf.nest.flatten(predictions)
     is_masked = any(mask_of(one) is not None for one in flat)
-    objective = objective_of(
-        model, given.get("loss"), given.get("metrics"), few[0], few[1], is_masked
-    )
+    examples = Probe(*few, is_masked)
+    objective = objective_of(model, given.get("loss"), given.get("metrics"), examples)
     values = objective.of_predictions(labels, predictions)
     sums = {
         name: value.total if isinstance(value, Summed) else tf.reduce_sum(value)
@@ -267,7 +267,7 @@ def test_a_sum_is_that_over_the_global_batch() -> None:
     model = factories.summed()
     predictions = model(features)
     few = tf.constant(labels[:4]), predictions[:4]
-    objective = objective_of(model, None, None, *few)
+    objective = objective_of(model, None, None, Probe(*few, is_masked=False))
     values = objective.of_predictions(labels[:2], predictions[:2], 8)["loss"]
     squares = np.square(labels[:2] - predictions[:2, 0])
     np.testing.assert_allclose(values, 8 * squares, rtol=1e-6)
