@@ -111,27 +111,20 @@ class ModelParts:
             sums_in_layers=strategy.traits.sums_in_forward_pass and is_divided,
         )
 
-    def update(
-        self, config: Config, shared_tables: Collection[int] = ()
-    ) -> ModelUpdate:
+    def update(self, config: Config, shared_tables: Collection[int]) -> ModelUpdate:
         """Returns the weight update, which follows the all-reduce.
 
-        Args:
-          config: Configuration of the run.
-          shared_tables: Places of the gradients that `fit` sums over examples, where
-            the user's optimizer gets the rows of all others as `fit` has them.
+        The user's optimizer gets the rows of a gradient as `fit` has them. These are
+        sums over examples at the places `shared_tables`.
         """
         return ModelUpdate(
             self.model,
             self.optimizer,
             self.step,
             self.layer_state,
-            config.optimizer.clip_global_norm,
-            record_gradients=config.report.record_steps,
-            sparse_gradients=config.optimizer.sparse_gradients,
-            loss_scale=self.loss_scale,
+            config,
+            self.loss_scale,
             merge_rows=shared_tables if self.has_compiled_optimizer else None,
-            times_phases=config.report.step_phases,
         )
 
     def logs(self, sums: Mapping[str, Any]) -> dict[str, Any]:

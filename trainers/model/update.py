@@ -12,6 +12,7 @@ from strategies.collectives.buckets import Span
 from strategies.collectives.optimizer_shard import OptimizerShard
 from strategies.common.types import ReplicaOutputs
 from strategies.inner_loop.reduction import clipped, widened, with_known_shapes
+from trainers.config.config import Config
 from trainers.model.histograms import histogram
 from trainers.model.layer_state import LayerState
 from trainers.model.optimizers.loss_scale import LOSS_SCALE, LossScale, unscaled
@@ -32,12 +33,9 @@ class ModelUpdate:
         optimizer: keras.optimizers.Optimizer,
         step: tf.Variable,
         layer_state: LayerState,
-        clip_global_norm: float | None,
-        record_gradients: bool = False,
-        sparse_gradients: bool = True,
-        loss_scale: LossScale | None = None,
-        merge_rows: Collection[int] | None = None,
-        times_phases: bool = False,
+        config: Config,
+        loss_scale: LossScale | None,
+        merge_rows: Collection[int] | None,
     ):
         """Stores the variables that an update changes.
 
@@ -46,27 +44,22 @@ class ModelUpdate:
           optimizer: Built optimizer that does not reduce gradients itself.
           step: int64 scalar, the number of applied updates.
           layer_state: State of the model's layers.
-          clip_global_norm: Norm to which the summed gradient is scaled down if it
-            is larger (Pascanu et al., On the difficulty of training recurrent
-            neural networks, 2012).
-          record_gradients: True if an observed step keeps its gradients.
-          sparse_gradients: True if gradients of embeddings hold the used rows only.
+          config: Configuration of the run.
           loss_scale: Factor of the loss that is differentiated; None for one.
           merge_rows: Places of the sparse gradients whose rows of one index are added
             up before the optimizer sees them; None for all. `fit` adds up none: the
             optimizers of Keras that square gradients square each row by itself
             (tests/test_tensorflow_facts.py).
-          times_phases: True if steps report the times of their phases.
         """
-        self.times_phases = times_phases
+        self.times_phases = config.report.step_phases
         self._merge_rows = merge_rows
         self._model = model
         self._optimizer = optimizer
         self._step = step
-        self._clip_global_norm = clip_global_norm
+        self._clip_global_norm = config.optimizer.clip_global_norm
         self._layer_state = layer_state
-        self._record_gradients = record_gradients
-        self._sparse_gradients = sparse_gradients
+        self._record_gradients = config.report.record_steps
+        self._sparse_gradients = config.optimizer.sparse_gradients
         self._loss_scale = loss_scale
 
     def apply(self, outputs: ReplicaOutputs) -> None:
@@ -78,7 +71,8 @@ class ModelUpdate:
         for place in range(len(gradients)) if merged is None else merged:
             gradients[place] = sum_duplicates(gradients[place])
         # After the sum: clipping before it would bound each replica's part, and the sum
-        # could be up to N times larger.
+        # could be up to N times larger (Pascanu et al., On the difficulty of training
+        # recurrent neural networks, 2012).
         if self._clip_global_norm is not None:
             norm = _global_norm(gradients)
             gradients = clipped(gradients, norm, self._clip_global_norm)
