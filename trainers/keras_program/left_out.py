@@ -53,15 +53,7 @@ class _LeftOut:
         the same under every --strategy.
     """
 
-    def __init__(self, devices: Any = None, *args: Any, **kwargs: Any):
-        """Takes the arguments of the strategies, of which most have no effect."""
-        del args, kwargs
-        self.num_replicas_in_sync = self._num_replicas(devices)
-
-    def _num_replicas(self, devices: Any) -> int:
-        if isinstance(devices, Sequence) and not isinstance(devices, str):
-            return len(devices)
-        return max(len(tf.config.list_physical_devices("GPU")), 1)
+    num_replicas_in_sync: int
 
     def scope(self) -> contextlib.AbstractContextManager[_LeftOut]:
         """Returns a scope in which variables belong to no strategy."""
@@ -75,11 +67,6 @@ class _LeftOut:
             "--strategy chooses how fit is distributed, and only scope() and "
             "num_replicas_in_sync can stay."
         )
-
-
-class _LeftOutWithOneDevice(_LeftOut):
-    def _num_replicas(self, devices: Any) -> int:
-        return 1
 
 
 def without_backup(arguments: FitArguments, warn: Warn) -> FitArguments:
@@ -113,33 +100,38 @@ def settings_left_out(warn: Warn) -> Iterator[None]:
         for path, reason in _SETTINGS.items():
             module, _, name = path.rpartition(".")
             place = getattr(tf.config, module) if module else tf.config
-            function = _without_effect(path, reason, warn)
+            words = f"the program calls tf.config.{path}, which has no effect: {reason}"
+            function = functools.partial(_without_effect, warn, words)
             block.enter_context(replaced(place, [name], function))
         yield
 
 
 def _stand_in(name: str, warn: Warn) -> type[_LeftOut]:
-    kind = _LeftOutWithOneDevice if name == "OneDeviceStrategy" else _LeftOut
-
-    def __init__(self: _LeftOut, *args: Any, **kwargs: Any) -> None:
-        kind.__init__(self, *args, **kwargs)
+    def __init__(
+        self: _LeftOut, devices: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        # Of the arguments of the strategies most have no effect.
+        del args, kwargs
+        count = max(len(tf.config.list_physical_devices("GPU")), 1)
+        if name == "OneDeviceStrategy":
+            count = 1
+        elif isinstance(devices, Sequence) and not isinstance(devices, str):
+            count = len(devices)
+        self.num_replicas_in_sync = count
         warn(
             f"the program makes a {name}, whose scope has no effect: --strategy "
-            f"chooses one. Its num_replicas_in_sync is {self.num_replicas_in_sync}, as "
-            "on this machine alone"
+            f"chooses one. Its num_replicas_in_sync is {count}, as on this machine "
+            "alone"
         )
 
-    return type(name, (kind,), {"__init__": __init__})
+    return type(name, (_LeftOut,), {"__init__": __init__})
 
 
 def _without_effect(
-    path: str, reason: str, warn: Warn
-) -> Callable[[str, Any], Callable[..., None]]:
-    def replacement(name: str, function: Any) -> Callable[..., None]:
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> None:
-            warn(f"the program calls tf.config.{path}, which has no effect: {reason}")
+    warn: Warn, words: str, name: str, function: Callable[..., Any]
+) -> Callable[..., None]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> None:
+        warn(words)
 
-        return call
-
-    return replacement
+    return call
