@@ -37,11 +37,7 @@ SentCall(pathlib.Path(__file__).parents[1]).run()
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SentCall:
-    """Files of one call.
-
-    Attributes:
-      folder: Folder of the files.
-    """
+    """Files of one call, in a folder."""
 
     folder: pathlib.Path
 

@@ -115,21 +115,17 @@ def assemble_parts(
     model_parts.step.assign(phase.first_step)
     first, after = phase.first_step, phase.first_step + 1
     batches = batches_of(data.train, order, first, after, augment=data.augment)
+    model, objective = model_parts.model, model_parts.objective
     compilation = compilation_of(
-        config,
-        strategy,
-        model_parts.model,
-        model_parts.objective,
-        batches.largest_span,
+        config, strategy, model, objective, batches.largest_span
     )
-    compiled_config = config
-    if compilation.scope is Scope.LOOP:
+    is_loop, compiled_config = compilation.scope is Scope.LOOP, config
+    if is_loop:
         # XLA has neither gradients of single rows nor a clock.
         compiled_config = config.replace(sparse_gradients=False, step_phases=False)
     train_step = model_parts.train_step(
         compiled_config, strategy, jit_compile=compilation.scope is Scope.REPLICA
     )
-    is_loop = compilation.scope is Scope.LOOP
     compile_with = strategy.compile_loop if is_loop else strategy.compile
     parts = TrainingParts(
         **vars(model_parts),

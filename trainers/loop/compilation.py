@@ -35,12 +35,7 @@ class Scope(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Compilation:
-    """Decision about the compiled part.
-
-    Attributes:
-      scope: Compiled part.
-      reason: Why, in words for the user.
-    """
+    """Decision about the compiled part, and its reason in words for the user."""
 
     scope: Scope
     reason: str

@@ -51,8 +51,8 @@ class Evaluation:
 
     Attributes:
       num_examples: Number of held-out examples; not to be run with none.
-      num_steps: Number of batches.
-      batches: The batches.
+      num_steps: Number of their batches.
+      batches: Batches of them, in the order of the source.
     """
 
     def __init__(

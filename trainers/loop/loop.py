@@ -86,12 +86,7 @@ class Every:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class At:
-    """Trigger for a callback at given steps, and at the end of a run that is shorter.
-
-    Attributes:
-      steps: Steps in ascending order.
-      callback: Callback to run.
-    """
+    """Trigger for a callback at ascending steps, and at the end of a shorter run."""
 
     steps: Sequence[int]
     callback: Callback
@@ -108,11 +103,7 @@ class At:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Always:
-    """Trigger for a callback after every call of the inner loop.
-
-    Attributes:
-      callback: Callback to run.
-    """
+    """Trigger for a callback after every call of the inner loop."""
 
     callback: Callback
     observe = SummaryLevel.NONE
@@ -126,12 +117,7 @@ class Always:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class While:
-    """Trigger for a callback after every step as long as a condition holds.
-
-    Attributes:
-      holds: Function that returns whether the condition holds now.
-      callback: Callback to run.
-    """
+    """Trigger for a callback after every step as long as a condition holds."""
 
     holds: Callable[[], bool]
     callback: Callback

@@ -23,7 +23,7 @@ class EvalStep:
         self,
         model: Predict,
         objective: Objective,
-        variables: Sequence[keras.Variable] = (),
+        variables: Sequence[keras.Variable],
     ):
         """Traces nothing yet; `variables` are trained, and may be regularized."""
         self._model = model

@@ -25,14 +25,11 @@ _MANY = 1_000_000
 
 
 class Judge(Protocol):
-    """A loss or a metric.
-
-    Attributes:
-      title: Name in messages, such as `the loss 'huber'`.
-    """
+    """A loss or a metric."""
 
     @property
-    def title(self) -> str: ...
+    def title(self) -> str:
+        """Name in messages, such as `the loss 'huber'`."""
 
     def __call__(
         self,

@@ -26,12 +26,7 @@ from trainers.user_code.own_step.reported import Computed
 
 
 class OwnUpdate(NamedTuple):
-    """One update of a step.
-
-    Attributes:
-      optimizer: Optimizer.
-      variables: Variables that it updates.
-    """
+    """One update of a step: an optimizer and the variables that it updates."""
 
     optimizer: keras.optimizers.Optimizer
     variables: Sequence[keras.Variable]
