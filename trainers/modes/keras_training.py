@@ -20,15 +20,15 @@ import tensorflow as tf
 from strategies.common.errors import ExitCode
 from strategies.common.types import Batch, GlobalBatches, StepResults, SyncedFlags
 from trainers.fault_tolerance.preemption import PreemptionSignals
-from trainers.keras_program.executions import (
+from trainers.keras_program.keras_fit import (
+    LossOfFit,
     validation_in_executions,
     whole_executions,
 )
-from trainers.keras_program.loss_of_fit import LossOfFit
 from trainers.keras_program.streams.stream import ProgramStream
 from trainers.loop.evaluation import Evaluated
 from trainers.loop.loop import StepEvent
-from trainers.model.random_numbers.of_fit import RandomNumbersOfFit
+from trainers.model.random_numbers.of_step import RandomNumbersOfFit
 from trainers.modes.training_run import TrainingRun
 from trainers.user_code.own_step.model_step import as_fit_has_it
 from trainers.user_code.own_step.objective import loss_metric_of, loss_name_of

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainers.keras_program.loss_of_fit import LossOfFit
+from trainers.keras_program.keras_fit import LossOfFit
 
 
 class ReportsItsError(keras.Model):
