@@ -33,7 +33,8 @@ class DamagedError(Exception):
 class Variable:
     """Path, type and shape of a variable, without its value."""
 
-    path: str
+    # Keras numbers the names of objects that are created repeatedly.
+    path: str = dataclasses.field(compare=False)
     dtype: str
     shape: tuple[int, ...]
 

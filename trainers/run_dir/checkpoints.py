@@ -200,10 +200,8 @@ class Checkpoints:
         """Compares types and shapes before anything is restored."""
         for owner, here in self._variables().items():
             there = commit.variables.get(owner, [])
-            # Paths are not compared: Keras numbers the names of objects that are
-            # created repeatedly.
             for ours, theirs in zip_longest(here, there):
-                if not _is_alike(ours, theirs):
+                if ours != theirs:
                     raise _does_not_fit(
                         folder,
                         f"its {owner} has {theirs or 'no more variables'}, "
@@ -213,9 +211,8 @@ class Checkpoints:
     def _read(self, folder: pathlib.Path, commit: Commit) -> None:
         """Restores one checkpoint and checks that all its values were used."""
         parts = {"variables": self._checkpoint}
-        if self._replica_state and _are_alike(
-            self._replica_variables(), commit.variables.get(_REPLICAS, [])
-        ):
+        in_checkpoint = commit.variables.get(_REPLICAS)
+        if self._replica_state and in_checkpoint == self._replica_variables():
             # Restored only if the number and shapes of the replicas' variables are
             # unchanged.
             parts[_REPLICAS] = self._replicas
@@ -300,16 +297,6 @@ def weights_sha256(model: keras.Model) -> str:
         digest.update(f"{array.dtype.name}{array.shape}".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()
-
-
-def _is_alike(one: Variable | None, other: Variable | None) -> bool:
-    if one is None or other is None:
-        return False
-    return (one.dtype, one.shape) == (other.dtype, other.shape)
-
-
-def _are_alike(some: Sequence[Variable], others: Sequence[Variable]) -> bool:
-    return all(_is_alike(*pair) for pair in zip_longest(some, others))
 
 
 def _does_not_fit(folder: pathlib.Path, why: str) -> UsageError:
