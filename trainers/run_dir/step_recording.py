@@ -111,22 +111,15 @@ class Recording:
         Raises:
           OSError, ValueError: The file is absent or damaged.
         """
-        groups: dict[str, dict[str, np.ndarray]] = {
-            group: {} for group in (GRADIENTS, WEIGHTS, LAYER_STATE, METRICS)
-        }
         with np.load(self._path(step)) as file:
-            for key in file.files:
-                group, slash, name = key.partition("/")
-                # Keys without a slash are the three numbers read below.
-                if slash:
-                    groups[group][name] = file[key].astype(np.float64)
-            metrics = groups.pop(METRICS)
             return RecordedStep(
                 loss=float(file["loss"]),
                 examples=int(file["examples"]),
                 random_layers=int(file["random_layers"]),
-                metrics={name: float(value) for name, value in metrics.items()},
-                **groups,
+                gradients=_group(file, GRADIENTS),
+                weights=_group(file, WEIGHTS),
+                layer_state=_group(file, LAYER_STATE),
+                metrics={k: float(v) for k, v in _group(file, METRICS).items()},
             )
 
     def examples(self) -> list[int]:
@@ -155,18 +148,10 @@ class Recording:
         Raises:
           OSError, ValueError: The file is absent or damaged.
         """
-        figures: dict[str, float] = {}
-        gradients: dict[str, np.ndarray] = {}
         with np.load(self._folder / _KERAS) as file:
-            for key in file.files:
-                group, slash, name = key.partition("/")
-                if slash and group == METRICS:
-                    figures[name] = float(file[key])
-                elif slash:
-                    gradients[name] = file[key].astype(np.float64)
             return KerasStep(
-                figures=figures,
-                gradients=gradients,
+                figures={k: float(v) for k, v in _group(file, METRICS).items()},
+                gradients=_group(file, GRADIENTS),
                 values_per_example=int(file["values_per_example"]),
                 reason=str(file["reason"]),
                 refused=bool(file["refused"]),
@@ -174,6 +159,16 @@ class Recording:
 
     def _path(self, step: int) -> pathlib.Path:
         return self._folder / _PATTERN.format(step=step)
+
+
+def _group(file: Mapping[str, np.ndarray], group: str) -> dict[str, np.ndarray]:
+    """Returns the arrays of one group by name, as float64."""
+    start = f"{group}/"
+    return {
+        key.removeprefix(start): file[key].astype(np.float64)
+        for key in file
+        if key.startswith(start)
+    }
 
 
 def _smallest(values: np.ndarray) -> np.ndarray:
