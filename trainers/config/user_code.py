@@ -27,21 +27,18 @@ def check_packages(config: Config) -> None:
       UsageError: A package is missing, or a module has the name of a package of this
         project; the message names the first one.
     """
-    for name, value in _factories(config.to_dict()).items():
-        try:
-            factories.check_package(value, name)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
     script = config.model.script
     if script is not None and not pathlib.Path(script).is_file():
         raise UsageError(
             f"--script={shown(script)} is no file: give the path of a Keras program."
         )
-    if script is not None:
-        try:
+    try:
+        for name, value in _factories(config.to_dict()).items():
+            factories.check_package(value, name)
+        if script is not None:
             check_names(script, f"--script={script}")
-        except ValueError as error:
-            raise UsageError(str(error)) from error
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def check_given(

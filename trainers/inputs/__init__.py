@@ -13,19 +13,14 @@ if TYPE_CHECKING:
     from trainers.inputs.sources import Data
 
 
-# Data sets that are downloaded on first use, with the module that does it.
-_DOWNLOADS = {"cifar10": "trainers.inputs.cifar10_files"}
-
-
 def fetch(config: DataConfig) -> None:
     """Downloads the data set if it is missing, before tasks without a network start.
 
     Raises:
       UsageError: The data set cannot be downloaded.
     """
-    module = _DOWNLOADS.get(config.dataset)
-    if module is not None:
-        importlib.import_module(module).fetch(config)
+    if config.dataset == "cifar10":
+        importlib.import_module("trainers.inputs.cifar10_files").fetch(config)
 
 
 def check_paths(config: DataConfig) -> None:

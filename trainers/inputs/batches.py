@@ -70,8 +70,22 @@ class SourceBatches:
         chunks, limits = self._chunks(self._steps_at_once())
 
         def batches(chunk: tf.Tensor) -> Batch:
+            """Reads batches of one size as one batch with tensors [steps, ...]."""
             first, stop = limits(chunk)
-            return self._of_steps(tensors, first, stop, shard_index, num_shards)
+            indices, num_rows, global_size = self.order.indices_for_steps(
+                first, stop - first, shard_index, num_shards
+            )
+            # If features depend on the step, there is only one: see `_steps_at_once`.
+            features, labels = self._read(tensors, tf.reshape(indices, [-1]), first)
+            return batch_of_steps(
+                first=first,
+                shard_index=shard_index,
+                num_rows=num_rows,
+                global_size=global_size,
+                indices=indices,
+                features=features,
+                labels=labels,
+            )
 
         return (
             chunks.map(
@@ -162,32 +176,6 @@ class SourceBatches:
         stop = chunk_of(self.last_step - 1) + 1
         chunks = tf.data.Dataset.range(chunk_of(self.first_step), stop)
         return chunks.repeat() if self.repeats else chunks, limits
-
-    def _of_steps(
-        self,
-        tensors: Any,
-        first: tf.Tensor,
-        stop: tf.Tensor,
-        shard_index: int,
-        num_shards: int,
-    ) -> Batch:
-        """Reads batches of one size as one batch with tensors [steps, ...]."""
-        count = stop - first
-        indices, num_rows, global_size = self.order.indices_for_steps(
-            first, count, shard_index, num_shards
-        )
-        flat = tf.reshape(indices, [-1])
-        # If features depend on the step, there is only one: see `_steps_at_once`.
-        features, labels = self._read(tensors, flat, first)
-        return batch_of_steps(
-            first=first,
-            shard_index=shard_index,
-            num_rows=num_rows,
-            global_size=global_size,
-            indices=indices,
-            features=features,
-            labels=labels,
-        )
 
 
 def _without_tuning() -> tf.data.Options:

@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable, Sequence
 import keras
 import tensorflow as tf
 
-from strategies.common.private_apis.models import Call
 from strategies.common.private_apis.variables import move_variable
 from trainers.pipeline_parallel.layer_graph import LayerGraph
 
@@ -84,10 +83,16 @@ def make_stages(
                 index=index,
                 device=device,
                 model=model,
-                layers=_layers(graph.calls[begin:end]),
+                layers=list(
+                    dict.fromkeys(call.layer.name for call in graph.calls[begin:end])
+                ),
                 inputs=list(map(id, inputs)),
                 # Integer tensors have no gradient.
-                received={id(t) for t in inputs if id(t) in made and _is_floating(t)},
+                received={
+                    id(tensor)
+                    for tensor in inputs
+                    if id(tensor) in made and tf.as_dtype(tensor.dtype).is_floating
+                },
                 outputs=list(map(id, outputs)),
                 trainable_variables=[v for v in own if v.trainable],
                 is_last=index == len(cuts),
@@ -115,15 +120,6 @@ def _border(
         [tensor for tensor in taken if id(tensor) not in own],
         [tensor for tensor in made if id(tensor) in needed],
     )
-
-
-def _is_floating(tensor: keras.KerasTensor) -> bool:
-    return tf.as_dtype(tensor.dtype).is_floating
-
-
-def _layers(calls: Sequence[Call]) -> list[str]:
-    """Returns the names of the layers, each once."""
-    return list(dict.fromkeys(call.layer.name for call in calls))
 
 
 def _unique(tensors: Iterable[keras.KerasTensor]) -> list[keras.KerasTensor]:

@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Callable, Sequence
 
 import keras
-import numpy as np
 
 from strategies.common.errors import UsageError
 from strategies.common.text import one_line
@@ -93,7 +92,13 @@ def read_keras(path: str, like: keras.Model) -> None:
         raise UsageError(
             f"{flag} cannot be read ({words}): give a file that was exported."
         ) from error
-    _assign(values, like, flag)
+    shapes = [tuple(value.shape) for value in values]
+    if shapes != [tuple(weight.shape) for weight in like.weights]:
+        raise UsageError(
+            f"{flag} is of another model than --run_dir, with weights of other shapes: "
+            "give a file of this run."
+        )
+    like.set_weights(values)
 
 
 def load_initial_weights(path: str, model: keras.Model) -> None:
@@ -126,16 +131,6 @@ def load_initial_weights(path: str, model: keras.Model) -> None:
         warnings.warn_explicit(
             remark.message, remark.category, remark.filename, remark.lineno
         )
-
-
-def _assign(values: Sequence[np.ndarray], like: keras.Model, flag: str) -> None:
-    shapes = [tuple(value.shape) for value in values]
-    if shapes != [tuple(weight.shape) for weight in like.weights]:
-        raise UsageError(
-            f"{flag} is of another model than --run_dir, with weights of other shapes: "
-            "give a file of this run."
-        )
-    like.set_weights(values)
 
 
 def _write_keras(model: keras.Model, folder: pathlib.Path, name: str) -> None:

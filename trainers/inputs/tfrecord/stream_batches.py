@@ -54,7 +54,18 @@ class StreamBatches:
             spans = self._of_whole_batches(shard_index, num_shards)
 
         def parsed(span: _Span) -> Batch:
-            return self._of_steps(shard_index, span)
+            features, labels = self.stream.schema.parse(
+                tf.reshape(span.rows.payloads, [-1]), self.stream.num_classes - 1
+            )
+            return batch_of_steps(
+                first=span.first,
+                shard_index=shard_index,
+                num_rows=span.num_rows,
+                global_size=span.global_size,
+                indices=span.rows.indices,
+                features=features,
+                labels=labels,
+            )
 
         return spans.map(
             parsed, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
@@ -158,21 +169,6 @@ class StreamBatches:
         # An element without steps would be an empty batch.
         is_any = tf.cast(tf.size(span.rows.indices) > 0, tf.int64)
         return tf.data.Dataset.from_tensors(span).take(is_any)
-
-    def _of_steps(self, shard_index: int, span: _Span) -> Batch:
-        stream = self.stream
-        features, labels = stream.schema.parse(
-            tf.reshape(span.rows.payloads, [-1]), stream.num_classes - 1
-        )
-        return batch_of_steps(
-            first=span.first,
-            shard_index=shard_index,
-            num_rows=span.num_rows,
-            global_size=span.global_size,
-            indices=span.rows.indices,
-            features=features,
-            labels=labels,
-        )
 
 
 class _Rows(NamedTuple):
