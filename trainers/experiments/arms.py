@@ -114,10 +114,6 @@ def of_a_short_run(config: Config, default_train_steps: int) -> Config:
     """Returns settings as `of_a_run` does, without work that is not of the steps.
 
     A program decides when it validates.
-
-    Args:
-      config: Configuration of the command.
-      default_train_steps: Number of steps if the command gives no length.
     """
     shared = of_a_run(config).replace(histogram_every_steps=None)
     if shared.model.script is None:
@@ -141,10 +137,6 @@ def expand_update_modes(config: Config, shared: Config) -> tuple[Arm, ...]:
 
     A strategy with several update modes yields one arm per mode, unless --update
     selects the mode.
-
-    Args:
-      config: Configuration of the mode.
-      shared: Settings that all arms share.
 
     Raises:
       UsageError: The settings do not fit a strategy.
@@ -190,12 +182,8 @@ def under(strategy: str, shared: Config, **settings: Any) -> Config:
     """Returns the shared settings with a strategy, without settings it does not accept.
 
     Each strategy keeps the settings of strategies and devices that it accepts.
-    one_device does not accept --num_replicas=4 and is compared nevertheless.
-
-    Args:
-      strategy: Name of the strategy.
-      shared: Settings that all arms share.
-      **settings: Settings of this arm, which it keeps in any case.
+    one_device does not accept --num_replicas=4 and is compared nevertheless. `settings`
+    belong to this arm, which keeps them in any case.
 
     Raises:
       UsageError: The settings are invalid even without any of strategies and devices.

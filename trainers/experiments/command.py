@@ -22,12 +22,7 @@ def command_line(config: Config) -> list[str]:
 
 
 def command_again(config: Config, run_dir: pathlib.Path | None = None) -> str:
-    """Returns a shell command that repeats an experiment.
-
-    Args:
-      config: Configuration of the experiment.
-      run_dir: Folder to continue in; None for another one.
-    """
+    """Returns a shell command that repeats an experiment, or continues it."""
     words = flags.arguments_of(config.replace(run_dir=run_dir and str(run_dir)))
     strategy = f"--strategy={config.strategy.strategy}"
     # --strategies names it too. The first word is meant: a program's arguments follow.
@@ -48,12 +43,6 @@ def measure_run(
     starter: ProcessStarter,
 ) -> Measured:
     """Runs a training to its end, and writes its measurements to the run folder.
-
-    Args:
-      config: Configuration of the run, with its folder.
-      log: File for what the run prints.
-      signals: Signals on which the run is asked to stop.
-      starter: What starts the process of the run.
 
     Raises:
       StopRequested: A signal arrived; the run has ended.

@@ -82,13 +82,8 @@ def started(
     """Starts a command, and ends it at the end of the block if it still runs.
 
     The command runs in a new session, so that Ctrl-C reaches it through this process
-    only. It ends with this process, even if this process is killed.
-
-    Args:
-      command: Program with its arguments.
-      output: File of its standard output and error, or `subprocess.PIPE`.
-      environment: Environment variables by name.
-      starter: What starts the process.
+    only. It ends with this process, even if this process is killed. Its standard output
+    and error go to `output`, a file or `subprocess.PIPE`.
 
     Yields:
       Process, which reads no input.
@@ -117,13 +112,6 @@ def measure(
     starter: ProcessStarter,
 ) -> Measured | None:
     """Runs a command to its end, and measures it.
-
-    Args:
-      command: Program with its arguments.
-      log: File for what the command prints.
-      stop_requested: Function that returns whether to stop the command.
-      environment: Environment variables by name.
-      starter: What starts the process.
 
     Returns:
       Measurements; None if the command was asked to stop.

@@ -63,10 +63,6 @@ def _memory_bytes(
     The number is that of processes that were all started as new programs: what a forked
     process has in common with its template counts as its own, templates do not count
     but for their shared pages, and neither do launchers.
-
-    Args:
-      processes: Processes to measure.
-      templates: Templates outside of them.
     """
     private = shared = 0
     for each in (*processes, *templates):

@@ -134,11 +134,7 @@ def read_run(
 ) -> Run:
     """Reads a run folder, in any state that the run has left it in.
 
-    Args:
-      path: Run folder.
-      arm: Name of the arm.
-      seed: Seed of the run.
-      log: File with the output of the run: its warnings, and why it has no result.
+    The log has the warnings of a run, and why it has no result.
     """
     folder = RunDir(path)
     try:

@@ -75,10 +75,6 @@ class Execution:
     def run(self, name: str, config: Config) -> Executed:
         """Runs a configuration in a new run folder.
 
-        Args:
-          name: Name of the run folder, also printed.
-          config: Configuration of the run, without its folder.
-
         Raises:
           StopRequested: A signal arrived; the current run has ended.
         """
@@ -90,9 +86,6 @@ class Execution:
 
         Runs of a program follow one another: its callbacks may write files and read
         them again, such as `BackupAndRestore`, and all share a working directory.
-
-        Args:
-          runs: Name and configuration of each run, as for `run`.
 
         Returns:
           The runs in the same order.
@@ -144,10 +137,6 @@ class Execution:
     def end_after(self, failed: Executed, name: str) -> ExitCode:
         """Ends the experiment, because a run that it needs has failed.
 
-        Args:
-          failed: Run that failed.
-          name: Name of the run to print.
-
         Returns:
           Exit code of the run.
 
@@ -188,12 +177,8 @@ def with_runs(
 ) -> ExitCode:
     """Begins an experiment, and calls a function that needs its short runs.
 
-    Args:
-      folder: Folder of the experiment.
-      console: Console that reports each run.
-      starter: What starts the process of each run; closed at the end.
-      words: Description of the experiment to print.
-      work: Function that executes the runs, until it returns or a signal arrives.
+    Prints `words` before. The function works until it returns or a signal arrives; then
+    the starter is closed.
 
     Raises:
       UsageError: The folder cannot be used.

@@ -40,11 +40,7 @@ def conclude(
 ) -> dict[str, Any]:
     """Returns the content of comparison.json, without its origin.
 
-    Args:
-      arms: Arms in the order of the report.
-      runs: Runs of all arms, in any state.
-      settings: Margin, target accuracy and settings that are allowed to differ.
-      look: Look at these seeds, which the plan has.
+    The arms are in the order of the report, and their runs in any state.
     """
     by_arm = runs_by_arm(arms, runs)
     differing = differing_settings(arms)

@@ -23,9 +23,7 @@ def charts_of(
 ) -> list[dict[str, str]]:
     """Returns title and SVG of each chart, in the order of the report.
 
-    Args:
-      conclusion: Content of comparison.json.
-      runs: Runs of all arms.
+    `conclusion` is the content of comparison.json.
     """
     names = [arm["name"] for arm in conclusion["arms"] if arm["num_completed"]]
     by_arm = {a: [r for r in runs if r.arm == a and r.is_completed] for a in names}

@@ -41,10 +41,6 @@ class Execution:
         run starts again from its beginning. An arm whose flags are refused is not tried
         with its other seeds; a program that fails is.
 
-        Args:
-          turns: Runs in the order of execution.
-          progress: Progress to report to, also about runs that had finished earlier.
-
         Returns:
           Every run but the warm-ups.
 

@@ -66,14 +66,7 @@ def write_report(
     runs: Sequence[Run],
     sections: Sequence[Section] = (),
 ) -> None:
-    """Writes the three files, comparison.json last.
-
-    Args:
-      folder: Folder of the comparison.
-      conclusion: Content of comparison.json.
-      runs: Runs of all arms.
-      sections: Sections after the table of metrics.
-    """
+    """Writes the three files, comparison.json last."""
     pages = jinja2.Environment(
         loader=jinja2.PackageLoader("trainers.experiments.compare"),
         autoescape=jinja2.select_autoescape(["html.j2"]),

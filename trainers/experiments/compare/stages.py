@@ -50,13 +50,6 @@ def run_stages(
     The decisions depend on the runs and the plan alone. A comparison that is continued
     decides the same again.
 
-    Args:
-      arms: Arms in the order of the report.
-      config: Configuration of the comparison.
-      looks: Looks of the plan.
-      execution: Executor of the runs.
-      progress: Progress to report to.
-
     Raises:
       StopRequested: A signal arrived; the current run has ended.
       UsageError: Arms began with different examples or weights.

@@ -18,11 +18,9 @@ _POINTS = 100
 
 
 def verdict_of(comparison: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns kind and words of the verdict on a metric.
+    """Returns kind and words of the verdict on a ratio or on accuracy.
 
-    Args:
-      comparison: Entry of `comparisons` in comparison.json, without its verdict, of a
-        ratio or of accuracy.
+    `comparison` is an entry of `comparisons` in comparison.json, without its verdict.
     """
     pairs = comparison["num_pairs"]
     if pairs == 0:

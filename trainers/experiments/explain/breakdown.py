@@ -97,9 +97,6 @@ class Breakdown:
 def read_breakdown(folder: pathlib.Path) -> Breakdown:
     """Divides the time of a run.
 
-    Args:
-      folder: Folder of the run.
-
     Raises:
       UsageError: The run was too short to be divided.
     """
@@ -114,11 +111,7 @@ def read_breakdown(folder: pathlib.Path) -> Breakdown:
 
 
 def breakdown_of(tasks: Mapping[str, Mapping[str, Any]]) -> Breakdown:
-    """Divides the time of all tasks.
-
-    Args:
-      tasks: Content of the file of each task, by name.
-    """
+    """Divides the time of all tasks, by the content of the file of each."""
     replicas = [replica for task in tasks.values() for replica in _replicas_of(task)]
     # Steps that only one worker computes wait for nobody.
     waits = all(len({*task["steps"]["worker"]}) == 1 for task in tasks.values())

@@ -28,9 +28,7 @@ class Report:
     def __init__(self, facts: Facts, notes: Sequence[str]):
         """Finds the causes; prints and writes nothing.
 
-        Args:
-          facts: All that is known about the run.
-          notes: Sentences about what this run cannot tell.
+        `notes` are sentences about the limits of this run.
         """
         self._facts = facts
         self._replicas = facts.breakdown.replicas
@@ -75,11 +73,7 @@ class Report:
         return {**about, "advice": advice_on(phase, self._facts.config)}
 
     def content(self, command: str) -> dict[str, Any]:
-        """Returns the content of explain.json.
-
-        Args:
-          command: Command that repeats the explanation.
-        """
+        """Returns the content of explain.json."""
         facts, slowest = self._facts, self._facts.breakdown.slowest
         return {
             "schema_version": SCHEMA_VERSION,
@@ -113,11 +107,7 @@ class Report:
         }
 
     def page(self, content: Mapping[str, Any]) -> str:
-        """Returns explain.html.
-
-        Args:
-          content: Content of explain.json.
-        """
+        """Returns explain.html, from the content of explain.json."""
         pages = jinja2.Environment(
             loader=jinja2.PackageLoader("trainers.experiments.explain"),
             autoescape=True,

@@ -24,9 +24,7 @@ def slower_arms(
 ) -> list[dict[str, Any]]:
     """Returns each arm that is slower than the control, with milliseconds a step.
 
-    Args:
-      conclusion: Content of comparison.json.
-      runs: Runs of all arms.
+    `conclusion` is the content of comparison.json.
     """
     steps = {
         arm["name"]: arm["means"].get("step_milliseconds_p50")

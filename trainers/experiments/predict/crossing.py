@@ -93,11 +93,8 @@ def crossings(
 ) -> Iterator[Crossing]:
     """Yields the crossing of each compressed arm, for each number of replicas.
 
-    Args:
-      arms: All arms.
-      counts: Numbers of replicas; those without a prediction are left out.
-      predict: Function that predicts the step of an arm, with a number of replicas and
-        a bandwidth in gigabits per second.
+    Counts without a prediction are left out. `predict` takes an arm, a number of
+    replicas and a bandwidth in gigabits per second.
     """
 
     def seconds(arm: FittedArm, count: int, bandwidth_gbit: float) -> float:

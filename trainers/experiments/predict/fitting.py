@@ -108,12 +108,7 @@ def executed_with_links(
     has_links: bool,
     execute: Callable[[Experiment], Executed],
 ) -> Iterator[tuple[Experiment, Executed]]:
-    """Executes runs, and repeats some of them over emulated networks.
-
-    Args:
-      experiments: Runs over loopback.
-      has_links: Whether to repeat any.
-      execute: Function that executes a run.
+    """Executes runs over loopback, and repeats some of them over emulated networks.
 
     Yields:
       Each run and its end.

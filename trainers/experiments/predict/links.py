@@ -24,12 +24,7 @@ def over_links(
     """Yields the same run over emulated networks of several bandwidths.
 
     They have as many steps as take the time of the local run, or somewhat longer.
-
-    Args:
-      local: Run over loopback.
-      num_steps: Number of its steps.
-      step_seconds: Median of its steps in seconds.
-      bytes_on_a_link: Bytes of each step over the busiest link.
+    `bytes_on_a_link` is the number of bytes of each step over the busiest link.
     """
     for rate in BANDWIDTHS_MBIT:
         # Bytes by megabits per second.
@@ -68,11 +63,7 @@ def has_size_of_links(experiment: Experiment, gradient_bytes: float) -> bool:
     """Returns whether gradients are small with ballast or large without.
 
     Fewer bytes take no time that a link would show, and ballast for large gradients
-    would take the time of all other runs together.
-
-    Args:
-      experiment: Run with its own gradients or with ballast.
-      gradient_bytes: Bytes of its gradients, ballast included.
+    would take the time of all other runs together. `gradient_bytes` includes ballast.
     """
     if experiment.size == "own":
         # Compressed gradients have no run with ballast that could take the place.

@@ -102,11 +102,7 @@ class Model:
     ) -> Model:
         """Fits a model to runs of one strategy, by relative errors of equal weight.
 
-        Args:
-          measurements: Runs with several numbers of replicas on one machine.
-          compute: Compute time, fitted to one device of the same machine.
-          exchange: Exchange of the strategy.
-          cores: Number of cores that all replicas shared.
+        The runs had several numbers of replicas, which shared the cores of one machine.
         """
         # A run of milliseconds counts as much as one of seconds.
         weights = [m.step_seconds for m in measurements]

@@ -85,11 +85,7 @@ class Report:
         yield from self._notes()
 
     def content(self, command: str) -> dict[str, Any]:
-        """Returns the content of predict.json.
-
-        Args:
-          command: Command that repeats the prediction.
-        """
+        """Returns the content of predict.json."""
         config, fitted = self._config, self._fitted
         return {
             "schema_version": SCHEMA_VERSION,

@@ -14,11 +14,7 @@ from trainers.experiments.tune.report_part import words_of_arms, words_of_differ
 
 
 def section_of(tuning: Mapping[str, Any]) -> Section:
-    """Returns the section of a report.
-
-    Args:
-      tuning: `tuning` of comparison.json.
-    """
+    """Returns the section of a report, from `tuning` of comparison.json."""
     steps = tuning["steps"]
     lengths = ", ".join(f"{rung['steps']:,}" for rung in tuning["rungs"])
     note = (

@@ -87,11 +87,7 @@ def _pair(control: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any
 
 
 def words_of_arms(tuning: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each arm.
-
-    Args:
-      tuning: `tuning` of comparison.json.
-    """
+    """Returns a line for each arm, from `tuning` of comparison.json."""
     return [
         f"{arm['name']}: {tuning['option']}={arm['tuned']:g}, loss "
         f"{arm['tuned_loss']:.4f} after {tuning['compared_steps']:,} steps; "
@@ -102,11 +98,7 @@ def words_of_arms(tuning: Mapping[str, Any]) -> list[str]:
 
 
 def words_of_differences(tuning: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each pair of arms: how much of a difference was only tuning.
-
-    Args:
-      tuning: `tuning` of comparison.json.
-    """
+    """Returns a line for each pair of arms: how much of their difference was tuning."""
     return [
         f"loss of {pair['arm']} minus that of {pair['control']} after "
         f"{tuning['compared_steps']:,} steps: {_shown(pair['at_given'], '+.4f')} as "

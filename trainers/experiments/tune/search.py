@@ -71,15 +71,7 @@ class Search:
         signals: PreemptionSignals,
         console: Console,
     ):
-        """Writes nothing yet.
-
-        Args:
-          path: Folder of the comparison.
-          tuning: Search of every arm.
-          starter: Starter of the process of each run.
-          signals: Signals on which the search stops.
-          console: Output of the process.
-        """
+        """Writes nothing yet; takes the folder of the comparison."""
         self._path = path
         self._tuning = tuning
         self._starter = starter

@@ -109,12 +109,7 @@ class Tuning:
         return config.to_dict()[self.setting]
 
     def with_value(self, config: Config, value: Any) -> Config:
-        """Returns an arm's configuration with a value of the setting.
-
-        Args:
-          config: Configuration of the arm before the search.
-          value: Value; None for the configuration as it is.
-        """
+        """Returns an arm's configuration with a value of the setting, if any."""
         if value is None:
             return config
         return config.with_given(**{self.setting: value})
@@ -122,10 +117,6 @@ class Tuning:
 
 def tuning_of(config: Config, arms: Sequence[Arm]) -> Tuning | None:
     """Returns the search that `--tune` asks for; None without.
-
-    Args:
-      config: Configuration of the comparison.
-      arms: Arms before the search.
 
     Raises:
       UsageError: The search is not possible for all arms.
@@ -219,10 +210,7 @@ def _train_steps(arms: Sequence[Arm]) -> int:
 def _check_arm(tuning: Tuning, arm: Arm, shared: Any) -> None:
     """Checks that an arm can be tuned.
 
-    Args:
-      tuning: Search.
-      arm: Arm before the search.
-      shared: Value of the setting outside of `--arm`.
+    `shared` is the value of the setting outside of `--arm`.
 
     Raises:
       UsageError: The arm does not use the setting, gives it itself or refuses a value.

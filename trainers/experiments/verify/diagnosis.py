@@ -58,13 +58,6 @@ def find_cause(
     to the step after the first that differs. Each repetition switches off one feature
     that is in use. If no single feature removes the difference, all features are
     switched off together, and at last the runs use more digits.
-
-    Args:
-      name: Name of the strategy, used in the names of runs.
-      subject: Run of the strategy.
-      reference: Run of `one_device`.
-      judgement: Comparison of the two runs, which differ.
-      run: Function that runs a configuration under a name.
     """
     # An ablation costs two runs; a proven cause needs none.
     known = conclusive(subject, reference, judgement)
@@ -208,12 +201,7 @@ def _warned(subject: Executed, reference: Executed) -> str:
 
 
 def where_it_begins(num_replicas: int, judgement: Judgement) -> str:
-    """Returns the part of a step in which a difference arises, if no cause is known.
-
-    Args:
-      num_replicas: Number of replicas of the strategy.
-      judgement: Comparison of its steps.
-    """
+    """Returns the part of a step in which a difference arises, if no cause is known."""
     passing = judgement.first_passing
     if passing is None:
         return "no step differs"

@@ -114,11 +114,7 @@ class KerasFinding:
 
 
 def judge_keras(reference: Executed) -> KerasFinding:
-    """Compares the first recorded step with what Keras computed of its batch.
-
-    Args:
-      reference: The run of one device.
-    """
+    """Compares the first recorded step of one device with Keras's of the same batch."""
     keras = reference.recording.read_keras()
     # A loss may be a mean over all numbers that are predicted.
     terms = math.sqrt(keras.values_per_example)

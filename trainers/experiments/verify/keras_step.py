@@ -28,13 +28,9 @@ _NO_COUNTERPART = (
 
 
 def record_keras_step(assembly: TrainingParts, run_folder: pathlib.Path) -> None:
-    """Writes what Keras computes of a recorded run's first batch.
+    """Writes what Keras computes of a recorded run's first batch, from initial weights.
 
     Only one replica that takes whole batches has the step that `fit` would have.
-
-    Args:
-      assembly: With the initial weights.
-      run_folder: Where its recording is.
     """
     strategy = assembly.config.strategy
     if strategy.traits.is_distributed or strategy.gradient_accumulation_steps > 1:

@@ -44,10 +44,7 @@ class Finding:
 def table(keras: KerasFinding | None, findings: Sequence[Finding]) -> list[str]:
     """Returns a row for each strategy, with its largest relative differences.
 
-    Args:
-      keras: Finding on the first step of Keras, for the first row; None where Keras
-        is what all are compared with.
-      findings: Findings on the strategies.
+    The first row is Keras's first step; None where all are compared with Keras.
     """
     rows = [["strategy", "replicas", *_QUANTITIES, "verdict"]]
     if keras is not None:

@@ -26,13 +26,7 @@ _TIMES_APART = 10.0
 
 
 def judge_with_rounding(subject: Executed, reference: Executed, run: Run) -> Judgement:
-    """Compares a run with the reference, and repeats this if rounding may explain it.
-
-    Args:
-      subject: Run of the strategy.
-      reference: Run that it is compared with.
-      run: Function that runs a configuration under a name.
-    """
+    """Compares a run with the reference, and again if rounding may explain it."""
     judgement = judge(subject, reference)
     passing = judgement.first_passing
     most = math.sqrt(EPSILON[reference.config.model.dtype])

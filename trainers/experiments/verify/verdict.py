@@ -79,12 +79,7 @@ def judge(subject: Executed, reference: Executed, allowed: Allowed = ()) -> Judg
     """Compares all steps that both runs have recorded.
 
     A run that diverges where the other does not is different from the first step that
-    it has not reached.
-
-    Args:
-      subject: Run of the strategy.
-      reference: Run that it is compared with.
-      allowed: Differences beyond the tolerance that rounding explains, if it is known.
+    it has not reached. `allowed` are differences that rounding explains, if known.
     """
     # A run that diverged has recorded fewer steps.
     common = min(subject.recording.num_steps(), reference.recording.num_steps())
