@@ -161,7 +161,7 @@ class _Compared:
 
     Attributes:
       entry: Entry, with None for all that is unknown yet.
-      summary: Differences, of ratios those of logarithms; None without any.
+      summary: Differences, for ratios of logarithms; None without any.
     """
 
     entry: dict[str, Any]
