@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
-import pathlib
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,6 @@ from trainers.experiments.compare.comparison_dir import ComparisonFolder
 from trainers.experiments.compare.controlled_settings import (
     check_beginnings,
     check_configurations,
-    differing_settings,
 )
 from trainers.experiments.compare.execution import Execution, command_in_words
 from trainers.experiments.compare.existing_runs import arms_and_runs
@@ -37,7 +35,7 @@ from trainers.experiments.tune.report_part import (
     words_of_arms,
     words_of_differences,
 )
-from trainers.experiments.tune.search import Found, Search, SearchFailedError
+from trainers.experiments.tune.search import Search, SearchFailedError
 from trainers.experiments.tune.study import journal_of
 from trainers.experiments.tune.tuning import Tuning, tuning_of
 from trainers.fault_tolerance.preemption import PreemptionSignals
@@ -97,7 +95,7 @@ def _read(config: Config, folder: ComparisonFolder) -> _Compared:
     allowed = config.comparison.allow_different or ()
     arms, runs = arms_and_runs(config.comparison.runs or ())
     check_configurations(arms, allowed)
-    check_beginnings(runs, differing_settings(arms), allowed)
+    check_beginnings(runs, arms, allowed)
     num_seeds = len({run.seed for run in runs})
     folder.begin(arms, config.run.seed, None)
     # Who chose the runs knows how often they were looked at.
@@ -112,10 +110,9 @@ def _run(config: Config, folder: ComparisonFolder, console: Console) -> _Compare
       StopRequested: A signal arrived; the current run has ended.
     """
     settings = config.comparison
-    allowed = settings.allow_different or ()
     arms = arms_of(config)
     # Before any run, because it only needs the settings.
-    check_configurations(arms, allowed)
+    check_configurations(arms, settings.allow_different or ())
     tuning = tuning_of(config, arms)
     first, last = settings.looks
     is_fixed = first == last
@@ -141,11 +138,8 @@ def _run(config: Config, folder: ComparisonFolder, console: Console) -> _Compare
             importlib.import_module(name)
         if tuning is not None:
             search = Search(folder.path, tuning, starter, signals, console)
-            found = _search(arms, tuning, search, folder, console)
-            # The same arms, with the values found.
-            arms = tuple(each.arm for each in found)
-            searched = content_of(tuning, found)
-        with progress.shown():
+            arms, searched = _search(arms, tuning, search, folder, console)
+        with console.live(progress.table):
             execution = Execution(folder, signals, starter)
             ended = run_stages(arms, config, begun.looks, execution, progress)
     commands = {
@@ -160,14 +154,15 @@ def _search(
     search: Search,
     folder: ComparisonFolder,
     console: Console,
-) -> list[Found]:
-    """Searches the best value of a setting for each arm."""
+) -> tuple[tuple[Arm, ...], dict[str, Any]]:
+    """Returns the arms with their best values, and the search for comparison.json."""
     console.item("tune", plan_in_words(tuning, len(arms)))
     found = search.run(arms)
     folder.write("study.json", journal_of(tuning, found))
-    for words in words_of_arms(content_of(tuning, found)):
+    searched = content_of(tuning, found)
+    for words in words_of_arms(searched):
         console.item("tuned", words)
-    return found
+    return tuple(each.arm for each in found), searched
 
 
 def _report(
@@ -195,7 +190,8 @@ def _report(
         arm["command"] = compared.commands.get(arm["name"])
     shown: object = folder.event_dir(config) or folder.runs
     if not compared.commands:
-        shown = _common_folder(compared.ended.runs)
+        folders = [run.path.absolute() for run in compared.ended.runs]
+        shown = os.path.commonpath(folders)
     conclusion = {
         "title": f"Comparison of {', '.join(arm.name for arm in compared.arms)}",
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -224,10 +220,6 @@ def _report(
         console.item("note", remark)
     console.item("report", folder.path / "report.html")
     console.item("view", conclusion["tensorboard"])
-
-
-def _common_folder(runs: Sequence[Run]) -> pathlib.Path:
-    return pathlib.Path(os.path.commonpath([run.path.absolute() for run in runs]))
 
 
 def _shared_cores(runs: Sequence[Run]) -> int | None:

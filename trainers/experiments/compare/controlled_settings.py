@@ -128,7 +128,7 @@ _BEGINNINGS = (
 
 
 def check_beginnings(
-    runs: Sequence[Run], differing: Collection[str], allowed: Collection[str]
+    runs: Sequence[Run], arms: Sequence[Arm], allowed: Collection[str]
 ) -> None:
     """Checks that all runs of one seed began with the same examples and weights.
 
@@ -139,8 +139,9 @@ def check_beginnings(
       UsageError: Examples or weights differ, and comparison.allow_different does not
         name them.
     """
+    differing = differing_settings(arms).keys()
     for beginning in _BEGINNINGS:
-        if beginning.name in allowed or beginning.settings & set(differing):
+        if beginning.name in allowed or beginning.settings & differing:
             continue
         pair = _runs_that_differ(runs, beginning)
         if pair is not None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from rich.table import Table
 
@@ -33,12 +32,6 @@ class Progress:
         self._marks: dict[Turn, str] = {}
         self._seconds: list[float] = []
         self._began: float | None = None
-
-    @contextlib.contextmanager
-    def shown(self) -> Iterator[None]:
-        """Updates the table while the context is open, if there is a terminal."""
-        with self._console.live(self.table):
-            yield
 
     def expect(self, turns: Sequence[Turn]) -> None:
         """Adds runs that will follow, each once."""

@@ -9,10 +9,7 @@ from trainers.config.config import Config
 from trainers.experiments.arms import Arm
 from trainers.experiments.compare.analysis import control_of, runs_by_arm
 from trainers.experiments.compare.comparison_dir import Range
-from trainers.experiments.compare.controlled_settings import (
-    check_beginnings,
-    differing_settings,
-)
+from trainers.experiments.compare.controlled_settings import check_beginnings
 from trainers.experiments.compare.execution import Execution
 from trainers.experiments.compare.progress import Progress
 from trainers.experiments.compare.schedule import schedule
@@ -66,7 +63,7 @@ def run_stages(
         runs += execution.run(turns, progress)
         num_done = num_seeds
         # Only possible now: the runs report the digests of their beginnings.
-        check_beginnings(runs, differing_settings(arms), settings.allow_different or ())
+        check_beginnings(runs, arms, settings.allow_different or ())
         if not settings.stops_at_verdict:
             break
         look = look_at(num_seeds, looks)
