@@ -112,7 +112,7 @@ class Reporter(NullReporter):
         metrics.counters.examples_seen = parts.order.first_example_of_step(first_step)
         if self._restored is not None:
             self._restore_reports(self._restored)
-        self._tracking.begin(parts, folder, versions())
+        self._tracking.begin(parts, folder, versions(), self._origin.commit)
 
     def _restore_reports(self, state: Mapping[str, Any]) -> None:
         """Restores measurements from a checkpoint, and values from metrics.jsonl."""

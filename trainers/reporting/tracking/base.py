@@ -96,12 +96,6 @@ def figures_of(result: Mapping[str, Any], path: str = "") -> dict[str, float]:
     return found
 
 
-def git_commit() -> str | None:
-    """Returns the commit of the current folder; None outside of a repository."""
-    version = code_version()
-    return version and version.partition("+")[0]
-
-
 def code_version() -> str | None:
     """Returns the commit, followed by `+changes` if tracked files differ from it.
 

@@ -19,12 +19,7 @@ from strategies.common.console import Console
 from strategies.common.write_errors import WriteErrorReporter
 from trainers.config.tracking import TrackingConfig
 from trainers.loop.parts import TrainingParts
-from trainers.reporting.tracking.base import (
-    TrackedRun,
-    Tracker,
-    figures_of,
-    git_commit,
-)
+from trainers.reporting.tracking.base import TrackedRun, Tracker, figures_of
 from trainers.run_dir.run_dir import RunDir
 
 _SECONDS_AT_THE_END = 60.0
@@ -44,7 +39,11 @@ class Tracking:
         self._senders = [_Sender(name, console) for name in config.trackers or ()]
 
     def begin(
-        self, assembly: TrainingParts, folder: RunDir, versions: Mapping[str, str]
+        self,
+        assembly: TrainingParts,
+        folder: RunDir,
+        versions: Mapping[str, str],
+        commit: str | None,
     ) -> None:
         """Queues the begin of the run's entries.
 
@@ -52,8 +51,7 @@ class Tracking:
         `fit` before has closed.
         """
         if self._senders:
-            run = _tracked_run(assembly, folder, versions)
-            self._add(run)
+            self._add(_tracked_run(assembly, folder, versions, commit))
 
     def log(self, split: str, values: Mapping[str, float], step: int) -> None:
         """Queues values by tag under their TensorBoard names; `split` is the folder."""
@@ -148,7 +146,10 @@ def _make_tracker(name: str) -> Tracker:
 
 
 def _tracked_run(
-    assembly: TrainingParts, folder: RunDir, versions: Mapping[str, str]
+    assembly: TrainingParts,
+    folder: RunDir,
+    versions: Mapping[str, str],
+    commit: str | None,
 ) -> TrackedRun:
     config = assembly.config
     tags = {
@@ -158,12 +159,14 @@ def _tracked_run(
         "num_replicas": str(assembly.strategy.num_replicas),
         **versions,
     }
-    commit = git_commit()
+    if commit is not None:
+        # Without the word that says that files differ from it.
+        tags["git_commit"] = commit.partition("+")[0]
     return TrackedRun(
         name=folder.name,
         experiment=config.tracking.tracker_experiment,
         group=config.tracking.tracker_group,
         settings=config.replace(run_dir=str(folder.path)).to_dict(),
-        tags=tags if commit is None else {**tags, "git_commit": commit},
+        tags=tags,
         folder=folder.trackers,
     )

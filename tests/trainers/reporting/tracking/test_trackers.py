@@ -34,7 +34,7 @@ from trainers.experiments.command import command_line
 from trainers.experiments.compare.comparison_dir import ComparisonFolder
 from trainers.experiments.compare.execution import config_of
 from trainers.experiments.compare.schedule import schedule
-from trainers.reporting.tracking.base import TrackedRun, figures_of, git_commit
+from trainers.reporting.tracking.base import TrackedRun, figures_of
 from trainers.reporting.tracking.mlflow import MLflow
 
 SMALL = (
@@ -381,16 +381,6 @@ def test_a_comparison_reports_each_run_once(
     assert len(runs) == 2
     for arm in ("one_device", "mirrored"):
         assert list((events / "which" / arm / "seed-0" / "train").glob("events.*"))
-
-
-def test_in_no_repository_there_is_no_commit(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    monkeypatch.chdir(tmp_path)
-    assert git_commit() is None
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert git_commit() is None
 
 
 @pytest.mark.parametrize("mode", ["evaluate", "verify"])
