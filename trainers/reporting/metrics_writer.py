@@ -40,7 +40,6 @@ class MetricsWriter:
     ):
         """Creates the event files in the folder of the run, which exists."""
         self._parts = parts
-        self._console = console
         self._folder = folder
         self._tracking = tracking
         self._metrics = metrics

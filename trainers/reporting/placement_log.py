@@ -88,7 +88,8 @@ def write_placements(
     the variables.
     """
     operations = [_OPERATION, *placed]
-    variables = [_VARIABLE, *_variables(assembly)]
+    # Columns in the order of the table of operations: device and type first.
+    variables = [_VARIABLE, *(row[::-1] for row in variable_placements(assembly))]
     tables: dict[str, Sequence[Sequence[str]]] = {
         "operations": operations,
         "variables": variables,
@@ -108,12 +109,3 @@ def write_placements(
 
 _OPERATION = ("device", "type", "operation")
 _VARIABLE = ("devices", "type", "shape", "variable")
-
-
-def _variables(assembly: TrainingParts) -> list[tuple[str, ...]]:
-    """Returns device, type, shape and path of each variable."""
-    return [
-        # Columns in the order of the table of operations: device and type first.
-        (devices, dtype, shape, path)
-        for path, shape, dtype, devices in variable_placements(assembly)
-    ]

@@ -19,13 +19,13 @@ import tensorflow as tf
 
 from strategies.cluster.spec import Cluster
 from strategies.common.private_apis.models import flat_layers
-from strategies.common.types import Communication
 from strategies.devices.assignment import cpu_model
+from strategies.inner_loop.reduction import bytes_of
 from strategies.processes.template_environment import file_kib_of_template_alone
 from trainers.inputs.sources import Data, first_examples
 from trainers.loop.parts import TrainingParts
 from trainers.reporting.metrics import RunMetrics
-from trainers.reporting.run_description import optimizer_state_bytes, variable_bytes
+from trainers.reporting.run_description import variable_bytes
 from trainers.reporting.tracking.base import code_version
 from trainers.run_dir.checkpoints import weights_sha256
 
@@ -89,6 +89,7 @@ def build_result(
 ) -> dict[str, Any]:
     """Returns the content of result.json without its schema_version."""
     strategy, config = assembly.strategy, assembly.config
+    communication = strategy.communication(assembly.bytes_to_share())
     commit = {} if origin.commit is None else {"commit": origin.commit}
     return {
         "status": status,
@@ -117,10 +118,9 @@ def build_result(
         "seconds": metrics.clock.seconds(),
         "peak_memory_mib": {cluster.task: peak_memory_mib()},
         "variable_bytes": variable_bytes(assembly),
-        "optimizer_state_bytes": optimizer_state_bytes(assembly),
-        "communication": _communication(
-            strategy.communication(assembly.bytes_to_share())
-        ),
+        # Of one copy, or of a part if it is divided.
+        "optimizer_state_bytes": bytes_of(assembly.optimizer_variables()),
+        "communication": communication and dataclasses.asdict(communication),
         "staleness": metrics.run_staleness.summary(),
         "dropped_gradients": metrics.counters.dropped_gradients,
         "rollbacks": rollbacks,
@@ -177,7 +177,3 @@ def hardware() -> dict[str, Any]:
 def _traits(assembly: TrainingParts) -> dict[str, Any]:
     traits = dataclasses.asdict(assembly.config.traits)
     return {name: value for name, value in traits.items() if name != "summary"}
-
-
-def _communication(communication: Communication | None) -> Mapping[str, Any] | None:
-    return None if communication is None else dataclasses.asdict(communication)

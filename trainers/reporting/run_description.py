@@ -59,11 +59,6 @@ def variable_bytes(assembly: TrainingParts) -> dict[str, int]:
     return dict(sorted(held.items()))
 
 
-def optimizer_state_bytes(assembly: TrainingParts) -> int:
-    """Returns the bytes of one copy of the optimizer's state; of a part if divided."""
-    return bytes_of(assembly.optimizer_variables())
-
-
 def short_name(device: str) -> str:
     """Returns a device's name: `CPU:0`, or `ps-0 CPU:0` in a cluster.
 
