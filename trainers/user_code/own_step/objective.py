@@ -71,11 +71,11 @@ class OwnStep:
 
     train: ModelStep
     test: ModelStep | None
-    is_sum: bool = False
-    has_sparse_gradients: bool = False
-    updates: Sequence[OwnUpdate] = ()
-    passes: Sequence[slice] = ()
-    remark: str | None = None
+    is_sum: bool
+    has_sparse_gradients: bool
+    updates: Sequence[OwnUpdate]
+    passes: Sequence[slice]
+    remark: str | None
     # Not fields: see `Objective`; `keras.Model.compile` takes no such step.
     classes = compiled = totals = None
     has_layer_losses = True
@@ -83,7 +83,7 @@ class OwnStep:
     @property
     def num_passes(self) -> int:
         """Number of computations of a step."""
-        return max(len(self.passes), 1)
+        return len(self.passes)
 
     @property
     def title(self) -> str:
