@@ -12,23 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from strategies.base import Traits
-from strategies.config import StrategyConfig
-from strategies.devices.config import DeviceConfig
 from trainers.config.checks import CHECKS
-from trainers.config.comparison import ComparisonConfig
-from trainers.config.data import DataConfig
-from trainers.config.fault_tolerance import GuardConfig
-from trainers.config.groups import GROUPS, all_fields, by_group, field_of
-from trainers.config.model import ModelConfig
-from trainers.config.optimizer import OptimizerConfig
-from trainers.config.prediction import PredictionConfig
-from trainers.config.run import (
-    LengthConfig,
-    ReportConfig,
-    RunConfig,
-    ThreadsConfig,
-)
-from trainers.config.tracking import TrackingConfig
+from trainers.config.groups import GROUPS, Groups, all_fields, by_group, field_of
 
 # `to_dict` omits these groups' settings at their default values, because a training run
 # does not read them.
@@ -38,22 +23,9 @@ GIVEN = "given"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Groups):
     """All settings of a run."""
 
-    run: RunConfig = dataclasses.field(default_factory=RunConfig)
-    strategy: StrategyConfig = dataclasses.field(default_factory=StrategyConfig)
-    device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
-    threads: ThreadsConfig = dataclasses.field(default_factory=ThreadsConfig)
-    length: LengthConfig = dataclasses.field(default_factory=LengthConfig)
-    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
-    data: DataConfig = dataclasses.field(default_factory=DataConfig)
-    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
-    report: ReportConfig = dataclasses.field(default_factory=ReportConfig)
-    tracking: TrackingConfig = dataclasses.field(default_factory=TrackingConfig)
-    guard: GuardConfig = dataclasses.field(default_factory=GuardConfig)
-    comparison: ComparisonConfig = dataclasses.field(default_factory=ComparisonConfig)
-    prediction: PredictionConfig = dataclasses.field(default_factory=PredictionConfig)
     # Names of the settings that a flag, a file or a call has given, perhaps the default
     # value. What a program chooses holds where none has.
     given: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)

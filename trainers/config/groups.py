@@ -27,24 +27,29 @@ from trainers.config.prediction import PredictionConfig
 from trainers.config.run import LengthConfig, ReportConfig, RunConfig, ThreadsConfig
 from trainers.config.tracking import TrackingConfig
 
-# Attribute of `Config`, key of files -> class of the group, in the order of `--help`.
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Groups:
+    """All settings of a run by group: keys of files, in the order of `--help`."""
+
+    run: RunConfig = dataclasses.field(default_factory=RunConfig)
+    strategy: StrategyConfig = dataclasses.field(default_factory=StrategyConfig)
+    device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
+    threads: ThreadsConfig = dataclasses.field(default_factory=ThreadsConfig)
+    length: LengthConfig = dataclasses.field(default_factory=LengthConfig)
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    report: ReportConfig = dataclasses.field(default_factory=ReportConfig)
+    tracking: TrackingConfig = dataclasses.field(default_factory=TrackingConfig)
+    guard: GuardConfig = dataclasses.field(default_factory=GuardConfig)
+    comparison: ComparisonConfig = dataclasses.field(default_factory=ComparisonConfig)
+    prediction: PredictionConfig = dataclasses.field(default_factory=PredictionConfig)
+
+
+# Class of each group, by its name.
 GROUPS: Mapping[str, Any] = {
-    config_class.group: config_class
-    for config_class in (
-        RunConfig,
-        StrategyConfig,
-        DeviceConfig,
-        ThreadsConfig,
-        LengthConfig,
-        ModelConfig,
-        DataConfig,
-        OptimizerConfig,
-        ReportConfig,
-        TrackingConfig,
-        GuardConfig,
-        ComparisonConfig,
-        PredictionConfig,
-    )
+    field.name: field.default_factory for field in dataclasses.fields(Groups)
 }
 
 
@@ -137,12 +142,7 @@ _MOST_SUGGESTIONS = 4
 
 
 def nearest(name: str, known: Collection[str]) -> list[str]:
-    """Returns known names that a misspelt or shortened name may stand for.
-
-    Args:
-      name: Name such as `learning_rat`, `batch_size` or `lr`.
-      known: Names to choose from.
-    """
+    """Returns known names that a misspelt or shortened one, such as `lr`, may mean."""
     if len(name) > _LONGEST_NAME:
         return []
     words = set(re.split("[-_]", name))
