@@ -95,6 +95,7 @@ class DataConfig:
         True,
         "Crop, flip, brighten and contrast each training image of cifar10 at random: a "
         "function of --seed, the step and the image.",
+        used_by={"dataset": ("cifar10",)},
         has_flag=False,
     )
     num_examples: int = setting(
@@ -149,12 +150,6 @@ class DataConfig:
                     f"--{name}={path} is not read by --dataset={self.dataset}: add "
                     f"--dataset={datasets[0]}, or leave the path out."
                 )
-        if not self.augmentation and self.dataset != "cifar10":
-            raise UsageError(
-                "--set=data.augmentation=false does not fit "
-                f"--dataset={self.dataset}, whose "
-                "examples are not distorted: leave it out, or add --dataset=cifar10."
-            )
         self._check_stream()
         self._check_synthetic()
         self._check_clicks()
