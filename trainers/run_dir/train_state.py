@@ -78,7 +78,7 @@ def is_stopped(state: Mapping[str, Any]) -> bool:
     return bool(state.get("history", {}).get(STOPPED, False))
 
 
-# Parts with fixed fields. The interval sums are numbers, or lists, by metric name.
+# Parts with fixed fields, and parts with entries by the names of a program.
 _PARTS = {"tally": TrainCounters, "rollbacks": RollbackHistory}
 _BY_NAME = ("interval_sums", "epoch_sums", "history", CALLBACKS)
 
@@ -93,44 +93,40 @@ def check_state(state: Mapping[str, Any]) -> None:
       DamagedError: The state does not have the form that a run saves.
     """
     for name, content in state.items():
-        part = _PARTS.get(name)
-        if not isinstance(content, dict) or (part is None and name not in _BY_NAME):
+        if not isinstance(content, dict) or name not in (*_PARTS, *_BY_NAME):
             raise DamagedError(f"its {shown(name)} is not of the right form")
-        if name == CALLBACKS:
-            if not all(isinstance(value, dict) for value in content.values()):
-                raise DamagedError(f"its {shown(name)} is not of the right form")
-            continue
-        # A metric or a log of a program may not have been finite.
-        hints: dict[str, Any] = dict.fromkeys(content, float | None)
-        fields = typing.get_type_hints(part) if part else hints
         for key, value in content.items():
-            # Callbacks of a program log numbers, texts and arrays.
-            is_log = name == "history" and key not in (STOPPED, EPOCHS)
-            if is_log and isinstance(value, list):
-                continue
-            if key not in fields or not _is_of(value, fields[key], lists=part is None):
+            if not _is_accepted(name, key, value):
                 raise DamagedError(
                     f"its {shown(name)} has {shown(key)} = {shown(value)}"
                 )
 
 
-def _is_of(value: Any, kind: Any, lists: bool) -> bool:
-    """Returns whether a JSON value is a finite number or None that fits a type.
+def _is_accepted(part: str, key: str, value: Any) -> bool:
+    """Returns whether an entry of a part has a JSON value that a run saves."""
+    if part in _PARTS:
+        hints = typing.get_type_hints(_PARTS[part])
+        return key in hints and _is_number(value, hints[key])
+    if part == CALLBACKS:
+        return isinstance(value, dict)
+    # Callbacks of a program log numbers, texts and arrays.
+    is_log = part == "history" and key not in (STOPPED, EPOCHS)
+    return (is_log and isinstance(value, list)) or _is_sum(value)
 
-    Args:
-      value: JSON value.
-      kind: Type of the number.
-      lists: True if it may be a list of such values, nested to any depth, or an encoded
-        number that is not finite.
-    """
-    if lists and isinstance(value, list):
-        return all(_is_of(item, kind, lists) for item in value)
-    if lists and is_not_finite(value):
-        return True
+
+def _is_sum(value: Any) -> bool:
+    """Returns whether a value is a number, perhaps not finite, or lists of numbers."""
+    if isinstance(value, list):
+        return all(map(_is_sum, value))
+    return is_not_finite(value) or _is_number(value, float | None)
+
+
+def _is_number(value: Any, hint: Any) -> bool:
+    """Returns whether a value is a finite number, or None, of a type."""
+    accepted = typing.get_args(hint) or (hint,)
     if value is None:
-        return type(None) in typing.get_args(kind)
+        return type(None) in accepted
     # bool is a subclass of int.
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
-    takes_fractions = float in (kind, *typing.get_args(kind))
-    return math.isfinite(value) and (takes_fractions or isinstance(value, int))
+    return math.isfinite(value) and (float in accepted or isinstance(value, int))
