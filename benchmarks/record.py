@@ -46,15 +46,7 @@ def record(
 ) -> pathlib.Path:
     """Puts a result into the file of this machine and today, and updates the pages.
 
-    Args:
-      subject: Name of the subject, whose earlier result of today is replaced.
-      result: Everything that was measured.
-      machine: The machine, as `this_machine` returns it.
-      folder: Folder of the files and the generated page.
-      document: Document with the table of the newest results.
-
-    Returns:
-      The file.
+    It replaces an earlier result of today, and returns the file.
     """
     today = datetime.date.today().isoformat()
     path = folder / f"{today}_{_short_name(machine['name'])}.json"

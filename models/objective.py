@@ -78,12 +78,7 @@ Values = Mapping[str, "tf.Tensor | Summed"]
 
 
 def add_steps(sums: MutableMapping[str, Any], steps: Mapping[str, np.ndarray]) -> None:
-    """Adds the sums of further steps to sums over examples.
-
-    Args:
-      sums: Sums by name, to which is added.
-      steps: Sums of each step by name, [steps, ...].
-    """
+    """Adds the sums of further steps, [steps, ...] each, to sums over examples."""
     for name, values in steps.items():
         if name.startswith(LATEST):
             sums[name] = values[-1]
@@ -117,8 +112,7 @@ def as_scalars(results: Mapping[str, Any]) -> dict[str, float]:
 def as_logs(results: Mapping[str, Any]) -> dict[str, Any]:
     """Returns results as `fit` has them in its logs: numbers, and arrays of vectors.
 
-    Args:
-      results: Results of metrics; one may be a dictionary of several.
+    The result of a metric may be a dictionary of several.
     """
     found: dict[str, Any] = {}
     for name, value in results.items():
@@ -131,11 +125,7 @@ def as_logs(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def means_over_examples(sums: Mapping[str, Any]) -> dict[str, float]:
-    """Divides sums by their common denominator, `examples`.
-
-    Args:
-      sums: Sums over examples by name, and the number of examples as `examples`.
-    """
+    """Divides sums by their common denominator, the number `examples` among them."""
     examples = sums["examples"]
     return {
         name: float(value / examples)

@@ -63,13 +63,9 @@ def make_flags() -> flags.FlagValues:
 
 
 def label_of(samples: np.ndarray) -> np.ndarray:
-    """Returns the labels of samples under the rule in the module docstring.
+    """Returns labels int64 [n], 0 or 1, of samples int64 [n, 5] from 0 to 9.
 
-    Args:
-      samples: int64 [n, 5], values from 0 to 9.
-
-    Returns:
-      int64 [n], each 0 or 1.
+    The rule is in the docstring of the module.
     """
     balance = samples @ np.array([1, 2, -1, -2, 0])
     return (np.abs(balance) > samples[:, 4] + 2).astype(np.int64)

@@ -79,7 +79,11 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        self._check_scaling()
+        if self.lr_scaling != "none" and self.base_global_batch_size is None:
+            raise UsageError(
+                f"--lr_scaling={self.lr_scaling} needs --base_global_batch_size: give "
+                "the global batch that --learning_rate was chosen for."
+            )
 
     def peak_learning_rate(self, global_batch_size: int) -> float:
         """Returns the learning rate after warm-up, scaled to a global batch.
@@ -89,19 +93,11 @@ class OptimizerConfig:
         constant (Krizhevsky, One weird trick for parallelizing convolutional neural
         networks, 2014, who found that the linear rule works better).
         """
-        # `_check_scaling` requires the base for linear and sqrt; without a base the
+        # `__post_init__` requires the base for linear and sqrt; without a base the
         # factor is "none" and the ratio is not used.
         ratio = global_batch_size / (self.base_global_batch_size or global_batch_size)
         factors = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}
         return self.learning_rate * factors[self.lr_scaling]
-
-    def _check_scaling(self) -> None:
-        base = self.base_global_batch_size
-        if self.lr_scaling != "none" and base is None:
-            raise UsageError(
-                f"--lr_scaling={self.lr_scaling} needs --base_global_batch_size: give "
-                "the global batch that --learning_rate was chosen for."
-            )
 
     @property
     def is_constant(self) -> bool:

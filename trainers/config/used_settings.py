@@ -91,9 +91,7 @@ def _deciding(name: str) -> tuple[str, ...]:
 def has_effect(name: str, run: Mapping[str, Any]) -> bool:
     """Returns whether a setting has an effect on a run.
 
-    Args:
-      name: Name of the setting.
-      run: Settings of the run; absent settings have their defaults.
+    Settings that the run does not have are as by default.
     """
     deciding = _deciding(name)
     if run.get("mode") == "evaluate":

@@ -17,16 +17,7 @@ def batches_of(
     augment: Augment | None = None,
     repeats: bool = False,
 ) -> GlobalBatches:
-    """Returns the batches of a range of steps of any source.
-
-    Args:
-      source: Examples, by index or one after the other.
-      order: Order of the examples, or of the epochs of a stream.
-      first_step: First step, counted over epochs.
-      last_step: Step after the last one.
-      augment: Change of features by step; None to leave them as they are read.
-      repeats: True if `first_step` follows the last one, again and again.
-    """
+    """Returns the batches of a range of steps of any source; see `SourceBatches`."""
     if isinstance(source, StreamedSource):
         return source.batches(order, first_step, last_step)
     return SourceBatches(

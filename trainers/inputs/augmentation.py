@@ -49,17 +49,7 @@ class DistortedImages:
     def __call__(
         self, features: tf.Tensor, indices: tf.Tensor, step: tf.Tensor, seed: int
     ) -> tf.Tensor:
-        """Distorts images uint8 [n, ., ., channels].
-
-        Args:
-          features: Images with values from 0 to 255.
-          indices: Indices of the examples in the data set, int64 [n].
-          step: Step, an int64 scalar.
-          seed: Seed of the run.
-
-        Returns:
-          Images float32 [n, height, width, channels].
-        """
+        """Distorts images uint8 [n, ., ., c] to float32 [n, height, width, c]."""
         # A hash of the example's index, not a generator: rows and replicas do not
         # matter.
         key = hashing.key_of(seed, _PURPOSE, step)
@@ -110,11 +100,7 @@ class CentralCrops:
     width: int
 
     def __call__(self, images: tf.Tensor) -> tf.Tensor:
-        """Crops images uint8 [n, ., ., channels].
-
-        Returns:
-          Images float32 [n, height, width, channels].
-        """
+        """Crops images uint8 [n, ., ., c] to float32 [n, height, width, c]."""
         top = (images.shape[1] - self.height) // 2
         left = (images.shape[2] - self.width) // 2
         images = images[:, top : top + self.height, left : left + self.width]

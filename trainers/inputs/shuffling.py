@@ -66,12 +66,7 @@ class Order:
     def indices(
         self, step: tf.Tensor, shard_index: tf.Tensor | int, num_shards: int
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns the examples of one shard of a step.
-
-        Args:
-          step: Step, an int64 scalar.
-          shard_index: Index of the shard.
-          num_shards: Number of shards of the global batch.
+        """Returns the examples of one shard of a step; see `indices_for_steps`.
 
         Returns:
           int64 indices [rows] (one padding row for an empty shard), the number of rows

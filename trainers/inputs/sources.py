@@ -84,12 +84,9 @@ class StreamedSource(abc.ABC):
 
     @abc.abstractmethod
     def batches(self, order: Order, first_step: int, last_step: int) -> GlobalBatches:
-        """Returns the batches of a range of steps.
+        """Returns the batches of steps from `first_step` to before `last_step`.
 
-        Args:
-          order: Order that assigns steps to epochs.
-          first_step: First step, counted over epochs.
-          last_step: Step after the last one.
+        `order` assigns steps to epochs.
         """
 
 

@@ -21,16 +21,8 @@ from trainers.run_dir.metrics_file import MetricsFile
 # checked together with the checkpoint.
 _PARTS = (
     *("config.json", "metrics.jsonl", "result.json", "measured.json"),
-    *(
-        "checkpoints",
-        "export",
-        "tb/train",
-        "tb/eval",
-        "tb/evaluator",
-        "logs/*",
-        "recording/*",
-        "trackers/*",
-    ),
+    *("checkpoints", "export", "tb/train", "tb/eval", "tb/evaluator"),
+    *("logs/*", "recording/*", "trackers/*"),
 )
 
 
