@@ -13,7 +13,6 @@ from strategies.cluster.spec import Cluster
 from strategies.collectives.update_exchange import ring_factor
 from strategies.common.errors import UsageError
 from strategies.common.types import (
-    Batch,
     Communication,
     GlobalBatches,
     ReplicaFunction,
@@ -24,7 +23,7 @@ from strategies.devices.assignment import require_gpus, take_devices
 from strategies.inner_loop.input import StepChunks
 from strategies.inner_loop.loop import InnerLoop
 from strategies.inner_loop.replicated import all_reduce_local, compile_replicated
-from strategies.inner_loop.sharding import take_shard
+from strategies.inner_loop.sharding import take_replica_shard
 
 
 class Mirrored(Strategy):
@@ -88,12 +87,8 @@ class Mirrored(Strategy):
     def compile(
         self, replica_step: ReplicaFunction, update: Update | None
     ) -> InnerLoop:
-        def own_shard(batch: Batch, context: tf.distribute.ReplicaContext) -> Batch:
-            replica = context.replica_id_in_sync_group
-            return take_shard(batch, replica, self.num_replicas)
-
         return compile_replicated(
-            self._strategy, own_shard, all_reduce_local, replica_step, update
+            self._strategy, take_replica_shard, all_reduce_local, replica_step, update
         )
 
     def communication(self, gradient_bytes: int) -> Communication | None:

@@ -32,7 +32,6 @@ from strategies.common.types import (
     GlobalBatches,
     LoopFunction,
     ReplicaFunction,
-    ReplicaOutputs,
     StreamedBatches,
     Update,
 )
@@ -134,7 +133,7 @@ class MultiWorkerMirrored(Strategy):
     ) -> LoopFunction:
         if update is None:
             return compile_replicated(
-                self._strategy, self._own_shard, _sum, replica_step, None
+                self._strategy, self._own_shard, all_reduce_packed, replica_step, None
             )
         self._exchange = self._exchange_for(update)
         return self._exchange.compile(self._own_shard, replica_step)
@@ -197,12 +196,6 @@ class MultiWorkerMirrored(Strategy):
         if self.num_replicas == 1 or self._exchange is None:
             return None
         return self._exchange.communication(gradient_bytes)
-
-
-def _sum(
-    context: tf.distribute.ReplicaContext, outputs: ReplicaOutputs
-) -> ReplicaOutputs:
-    return all_reduce_packed(context, outputs, send_as=None)
 
 
 # Short, because all tasks have just answered in the rendezvous.

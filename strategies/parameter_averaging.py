@@ -15,7 +15,6 @@ and Yang, On the Linear Speedup Analysis of Communication Efficient Momentum SGD
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -25,22 +24,18 @@ import tensorflow as tf
 from strategies.base import Strategy, Traits
 from strategies.cluster.spec import Cluster
 from strategies.common.types import (
-    Batch,
     Communication,
     GlobalBatches,
     LoopFunction,
     ReplicaFunction,
-    ReplicaOutputs,
     Update,
 )
 from strategies.config import StrategyConfig
 from strategies.devices.assignment import take_devices
 from strategies.inner_loop.input import StepChunks
 from strategies.inner_loop.replicated import all_reduce_local, compile_replicated
-from strategies.inner_loop.sharding import take_shard
-from strategies.inner_loop.steps_on_copies import StepsOnCopies
+from strategies.inner_loop.sharding import take_replica_shard
 from strategies.local_sgd.averages import Averages
-from strategies.local_sgd.local_steps import local_step, sum_what_is_reported
 from strategies.local_sgd.replica_variables import Copies
 
 
@@ -95,20 +90,17 @@ class ParameterAveraging(Strategy):
         # Evaluation changes no weights: it sums over replicas as `mirrored` does.
         if update is None:
             return compile_replicated(
-                self._strategy, self._own_rows, all_reduce_local, replica_step, None
+                self._strategy, take_replica_shard, all_reduce_local, replica_step, None
             )
         copies = Copies(self._strategy, update)
         self._averages = Averages(self._strategy, copies, update, self._config)
-        loop = compile_replicated(
-            self._strategy,
-            self._own_rows,
-            _sum_reported,
-            local_step(replica_step, self.num_replicas),
-            update,
-            after_update=self._averages.after_update,
-        )
         # Between two calls the variables hold the mean, for evaluation and checkpoints.
-        return StepsOnCopies(loop, self._averages.load_local, copies.store_local)
+        return self._averages.compile(
+            take_replica_shard,
+            all_reduce_local,
+            replica_step,
+            after_call=copies.store_local,
+        )
 
     def communication(self, gradient_bytes: int) -> Communication | None:
         averages = self._averages
@@ -122,12 +114,3 @@ class ParameterAveraging(Strategy):
 
     def replica_state(self) -> Sequence[tf.Variable]:
         return [] if self._averages is None else self._averages.variables()
-
-    def _own_rows(self, batch: Batch, context: tf.distribute.ReplicaContext) -> Batch:
-        return take_shard(batch, context.replica_id_in_sync_group, self.num_replicas)
-
-
-def _sum_reported(
-    context: tf.distribute.ReplicaContext, outputs: ReplicaOutputs
-) -> ReplicaOutputs:
-    return sum_what_is_reported(outputs, functools.partial(all_reduce_local, context))

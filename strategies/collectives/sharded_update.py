@@ -40,7 +40,6 @@ from strategies.inner_loop.reduction import bytes_of, total_of, totals, widened
 from strategies.inner_loop.replicated import BUCKET_BYTES, OwnShard, all_reduce_packed
 from strategies.inner_loop.results import INTERNAL, OWN_TOTALS
 from strategies.inner_loop.step import Step
-from strategies.inner_loop.steps_on_copies import StepsOnCopies
 
 # Name of the sum of squares of a worker's part of the gradients, among the sums.
 _SQUARES = f"{INTERNAL}squares_of_parts"
@@ -143,9 +142,14 @@ class ShardedUpdate(UpdateExchange):
             outputs: ReplicaOutputs = self._local(reduced.outputs)
             return outputs
 
-        step = Step(all_reduce_gradients, self._apply, first, whole=self._whole)
-        loop = InnerLoop(step, replica_step, self._update)
-        return StepsOnCopies(loop, self._take_slices, leave=lambda: None)
+        step = Step(
+            all_reduce_gradients,
+            self._apply,
+            first,
+            whole=self._whole,
+            before_call=self._take_slices,
+        )
+        return InnerLoop(step, replica_step, self._update)
 
     def _take_slices(self) -> None:
         """Keeps only this worker's slices of the optimizer's variables and weights."""
@@ -172,7 +176,7 @@ class ShardedUpdate(UpdateExchange):
         zero = tf.zeros([], tf.float64)
         # Without gradients, for what a step needs of the whole batch in advance.
         if not outputs.gradients:
-            return _Reduced(all_reduce_packed(context, outputs, None), zero)
+            return _Reduced(all_reduce_packed(context, outputs), zero)
         self._is_used = [gradient is not None for gradient in outputs.gradients]
         vectors = [self._pack(bucket, outputs.gradients) for bucket in self._buckets]
         compute_in_order(vectors)
@@ -196,7 +200,7 @@ class ShardedUpdate(UpdateExchange):
         # These few numbers travel with losses and metrics, in no message of their own.
         sums = {**outputs.sums, OWN_TOTALS: tf.stack(own), _SQUARES: squares}
         rest = ReplicaOutputs(gradients=[], state=outputs.state, sums=sums)
-        rest = all_reduce_packed(context, rest, None)
+        rest = all_reduce_packed(context, rest)
         sums = dict(rest.sums)
         squares = sums.pop(_SQUARES)
         # As `totals` of whole outputs: each gradient, then each tensor of state.

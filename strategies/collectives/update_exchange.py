@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,6 @@ from strategies.common.types import (
     Communication,
     LoopFunction,
     ReplicaFunction,
-    ReplicaOutputs,
     Update,
 )
 from strategies.inner_loop.reduction import bytes_of
@@ -88,8 +88,10 @@ class SummedGradients(UpdateExchange):
     def compile(
         self, own_shard: OwnShard, replica_step: ReplicaFunction
     ) -> LoopFunction:
+        wire_type = WIRE_TYPES[self._all_reduce_dtype]
+        all_reduce = functools.partial(all_reduce_packed, send_as=wire_type)
         return compile_replicated(
-            self._strategy, own_shard, self._sum, replica_step, self._update
+            self._strategy, own_shard, all_reduce, replica_step, self._update
         )
 
     def communication(self, gradient_bytes: int) -> Communication:
@@ -102,11 +104,6 @@ class SummedGradients(UpdateExchange):
             algorithm=f"ring all-reduce, {self._all_reduce_dtype}",
             bytes_per_step_per_replica=round(factor * size),
         )
-
-    def _sum(
-        self, context: tf.distribute.ReplicaContext, outputs: ReplicaOutputs
-    ) -> ReplicaOutputs:
-        return all_reduce_packed(context, outputs, WIRE_TYPES[self._all_reduce_dtype])
 
 
 def ring_factor(num_replicas: int) -> float:

@@ -33,7 +33,6 @@ from strategies.inner_loop.replicated import (
     compile_replicated,
 )
 from strategies.inner_loop.results import OWN_TOTALS, is_finite
-from strategies.inner_loop.steps_on_copies import StepsOnCopies
 
 
 class CompressedSum(UpdateExchange):
@@ -78,10 +77,14 @@ class CompressedSum(UpdateExchange):
     def compile(
         self, own_shard: OwnShard, replica_step: ReplicaFunction
     ) -> LoopFunction:
-        loop = compile_replicated(
-            self._strategy, own_shard, self._all_reduce, replica_step, self._update
+        return compile_replicated(
+            self._strategy,
+            own_shard,
+            self._all_reduce,
+            replica_step,
+            self._update,
+            before_call=self._errors.load,
         )
-        return StepsOnCopies(loop, self._errors.load, leave=lambda: None)
 
     def variables(self) -> Sequence[tf.Variable]:
         return self._errors.saved()
@@ -111,7 +114,7 @@ class CompressedSum(UpdateExchange):
             if index < len(gradients) and isinstance(gradients[index], tf.Tensor)
         ]
         if not places:
-            return all_reduce_packed(context, outputs, None)
+            return all_reduce_packed(context, outputs)
         # Error feedback: what earlier steps have not sent goes with this gradient.
         values = [gradients[index] + own[0] for index, own in places]
         indices = [index for index, _ in places]

@@ -29,7 +29,7 @@ class Collectives:
 
     def all_reduce(self, outputs: ReplicaOutputs) -> ReplicaOutputs:
         """Returns the sum of all replicas' outputs."""
-        return all_reduce_packed(self._context, outputs, None)
+        return all_reduce_packed(self._context, outputs)
 
     def sum(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sum of each tensor over all replicas."""

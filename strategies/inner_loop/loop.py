@@ -96,6 +96,7 @@ class InnerLoop:
         observe: SummaryLevel = SummaryLevel.NONE,
         local_flags: SyncedFlags | None = None,
     ) -> StepFuture:
+        self._step.before_call()
         arguments = loop_arguments(num_steps, observe, local_flags or SyncedFlags())
         given = self._step.input.arguments(batches)
         if self._concrete is None:
@@ -103,7 +104,9 @@ class InnerLoop:
         else:
             outputs, left = self._concrete(given, *arguments)
         self._step.input.keep(batches, left)
-        return CompletedSteps(self.results(outputs))
+        results = self.results(outputs)
+        self._step.after_call()
+        return CompletedSteps(results)
 
     def results(self, outputs: Sequence[Any]) -> StepResults:
         """Returns the results of one call, from the outputs of the function."""

@@ -29,7 +29,10 @@ def compile_replicated(
     sum_over_replicas: SumOverReplicas,
     replica_step: ReplicaFunction,
     update: Update | None,
-    after_update: Callable[[Update], None] = lambda update: None,
+    *,
+    after_update: Callable[[], None] = lambda: None,
+    before_call: Callable[[], None] = lambda: None,
+    after_call: Callable[[], None] = lambda: None,
 ) -> InnerLoop:
     """Returns an inner loop with a step on every replica of a tf.distribute strategy.
 
@@ -40,6 +43,8 @@ def compile_replicated(
       replica_step: Function that computes the outputs of one replica.
       update: Update that applies the sum on each replica; None to only sum.
       after_update: Function called once a step, after all replicas applied the update.
+      before_call: Function called before the steps of each call of the loop.
+      after_call: Function called after them.
     """
 
     def all_reduce_gradients(replica_step: ReplicaFunction, batch: Any) -> Any:
@@ -55,7 +60,7 @@ def compile_replicated(
             update.increment_step()
 
         strategy.run(on_each_replica, args=(summed,))
-        after_update(update)
+        after_update()
         return {}
 
     def first(summed: Any) -> ReplicaOutputs:
@@ -64,7 +69,14 @@ def compile_replicated(
             lambda value: strategy.experimental_local_results(value)[0], summed
         )
 
-    return InnerLoop(Step(all_reduce_gradients, apply, first), replica_step, update)
+    step = Step(
+        all_reduce_gradients,
+        apply,
+        first,
+        before_call=before_call,
+        after_call=after_call,
+    )
+    return InnerLoop(step, replica_step, update)
 
 
 def all_reduce_local(
@@ -93,7 +105,7 @@ def all_reduce_local(
 def all_reduce_packed(
     context: tf.distribute.ReplicaContext,
     outputs: ReplicaOutputs,
-    send_as: tf.DType | None,
+    send_as: tf.DType | None = None,
 ) -> ReplicaOutputs:
     """Returns the sum of all replicas' outputs, in the order of the backward pass.
 

@@ -52,6 +52,13 @@ def take_shard(
     )
 
 
+def take_replica_shard(batch: Batch, context: tf.distribute.ReplicaContext) -> Batch:
+    """Returns the calling replica's shard of a whole global batch."""
+    return take_shard(
+        batch, context.replica_id_in_sync_group, context.num_replicas_in_sync
+    )
+
+
 def take_micro_batch(
     batch: Batch, index: tf.Tensor | int, count: tf.Tensor | int, most: int
 ) -> Batch:

@@ -44,6 +44,8 @@ class Step:
         is true, and reports nothing. It replaces `apply`.
       whole: Function from the result of `first` to outputs with whole gradients, for a
         step that is observed.
+      before_call: Function called before the steps of each call of the loop.
+      after_call: Function called after them.
     """
 
     all_reduce_gradients: Callable[[ReplicaFunction, Any], Any]
@@ -53,6 +55,8 @@ class Step:
     reported: tuple[str, ...] = ()
     apply_if: Callable[[Update, Any, tf.Tensor], None] | None = None
     whole: Callable[[ReplicaOutputs], ReplicaOutputs] = lambda outputs: outputs
+    before_call: Callable[[], None] = lambda: None
+    after_call: Callable[[], None] = lambda: None
 
 
 class StepOutputs(NamedTuple):

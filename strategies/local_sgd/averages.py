@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,15 @@ import tensorflow as tf
 
 from strategies.collectives.update_exchange import WIRE_TYPES
 from strategies.common.errors import UsageError
-from strategies.common.types import Update
+from strategies.common.types import ReplicaFunction, Update
+from strategies.inner_loop.loop import InnerLoop
 from strategies.inner_loop.reduction import bytes_of
+from strategies.inner_loop.replicated import (
+    OwnShard,
+    SumOverReplicas,
+    compile_replicated,
+)
+from strategies.local_sgd.local_steps import local_step, sum_reported
 from strategies.local_sgd.outer_optimizer import OuterOptimizer
 from strategies.local_sgd.replica_variables import Copies
 from strategies.local_sgd.worker_variables import WorkerCopies
@@ -46,7 +54,9 @@ class Averages:
         Raises:
           UsageError: There are more fragments than variables.
         """
+        self._strategy = strategy
         self._copies = copies
+        self._update = update
         self._every = config.steps_between_averages
         self._outer: OuterOptimizer | None = None
         if config.outer_optimizer != "none":
@@ -64,17 +74,43 @@ class Averages:
             averaged += update.optimizer_state()
         self._fragments = fragments(averaged, config.outer_fragments, self._sent_bytes)
 
-    def load_local(self) -> None:
+    def compile(
+        self,
+        own_shard: OwnShard,
+        all_reduce: SumOverReplicas,
+        replica_step: ReplicaFunction,
+        after_call: Callable[[], None] = lambda: None,
+    ) -> InnerLoop:
+        """Returns a loop in which replicas train alone and are averaged at times.
+
+        Args:
+          own_shard: Function from the input and a replica's context to its shard.
+          all_reduce: Function that sums the outputs of all replicas, called on each.
+          replica_step: Function that computes the outputs of one replica.
+          after_call: Function called after the steps of each call of the loop.
+        """
+        return compile_replicated(
+            self._strategy,
+            own_shard,
+            functools.partial(sum_reported, all_reduce),
+            local_step(replica_step, self._strategy.num_replicas_in_sync),
+            self._update,
+            after_update=self._average_if_due,
+            before_call=self._load_local,
+            after_call=after_call,
+        )
+
+    def _load_local(self) -> None:
         """Restores the local values of each replica, or starts from the variables."""
         without_local = self._copies.load_local()
         if self._outer is not None:
             self._outer.restart(without_local)
 
-    def after_update(self, update: Update) -> None:
+    def _average_if_due(self) -> None:
         """Averages the variables that are due, in the graph of a step, at its end."""
         count = len(self._fragments)
         is_due = tf.equal(
-            update.applied_updates() % self._every,
+            self._update.applied_updates() % self._every,
             tf.constant(due_steps(self._every, count), tf.int64),
         )
         first = tf.argmax(tf.cast(is_due, tf.int32), output_type=tf.int32)

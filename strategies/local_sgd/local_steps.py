@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import tensorflow as tf
 
 from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs
 from strategies.inner_loop.reduction import scaled, with_own_totals
+from strategies.inner_loop.replicated import SumOverReplicas
 from strategies.inner_loop.totals import WithTotals
 
 
@@ -39,24 +38,19 @@ def local_step(replica_step: ReplicaFunction, num_replicas: int) -> ReplicaFunct
     return step
 
 
-def sum_what_is_reported(
+def sum_reported(
+    all_reduce: SumOverReplicas,
+    context: tf.distribute.ReplicaContext,
     outputs: ReplicaOutputs,
-    all_reduce_gradients: Callable[[ReplicaOutputs], ReplicaOutputs],
 ) -> ReplicaOutputs:
-    """Sums losses and metrics, and leaves a replica its own gradients and state.
-
-    Args:
-      outputs: Outputs of one replica.
-      all_reduce_gradients: Function that sums the outputs of all replicas, called on
-        each.
-    """
+    """Sums losses and metrics, and leaves a replica its own gradients and state."""
     # Integer layer state cannot be averaged. As in every strategy, all replicas take
     # the value of the first replica: the other replicas contribute zero.
     own = tf.nest.flatten(outputs.state)
     whole = [None if value.dtype.is_floating else value for value in own]
     # A pass that only counts (`WithTotals`) has no gradients to check.
     sums = with_own_totals(outputs).sums if outputs.gradients else outputs.sums
-    summed = all_reduce_gradients(ReplicaOutputs(gradients=[], state=whole, sums=sums))
+    summed = all_reduce(context, ReplicaOutputs([], state=whole, sums=sums))
     state = [
         value if total is None else total
         for value, total in zip(own, summed.state, strict=True)
