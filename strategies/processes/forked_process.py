@@ -9,47 +9,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
-from types import TracebackType
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 _SECONDS_BETWEEN_LOOKS = 0.01
 
 
-class Process(Protocol):
-    """Part of `subprocess.Popen` that this project uses.
-
-    Attributes:
-      args: Command line.
-      pid: Process ID.
-      returncode: Exit code, -N for the death by signal N, None before the end is known.
-      stdout: Reader of the standard output; None if it is no pipe.
-      stderr: Reader of the standard error; None if it is no separate pipe.
-    """
-
-    args: Any
-    pid: int
-    # Whoever reads it has polled or waited before.
-    returncode: int | Any
-    stdout: IO[str] | None
-    stderr: IO[str] | None
-
-    def poll(self) -> int | None: ...
-    def wait(self, timeout: float | None = None) -> int: ...
-    def send_signal(self, sig: int, /) -> None: ...
-    def terminate(self) -> None: ...
-    def kill(self) -> None: ...
-    def __enter__(self) -> Any: ...
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-        /,
-    ) -> None: ...
-
-
 class ForkedProcess:
-    """A `Process` that a template has forked; used like `subprocess.Popen`."""
+    """Process that a template has forked, with the methods of `subprocess.Popen`."""
 
     def __init__(
         self,
@@ -60,6 +26,7 @@ class ForkedProcess:
     ):
         self.args = args
         self.pid = pid
+        # -N for the death by signal N. Whoever reads it has polled or waited before.
         self.returncode: int | Any = None
         self.stdout = stdout
         self.stderr = stderr
@@ -111,3 +78,7 @@ class ForkedProcess:
             if stream is not None:
                 stream.close()
         self.wait()
+
+
+# Process that `strategies.processes.starter` starts.
+Process = ForkedProcess | subprocess.Popen[str]

@@ -233,6 +233,7 @@ def test_a_signal_ends_a_forked_process_as_a_new_one(
     codes = []
     for starter in (ProcessStarter(), warm):
         with starter.start(program(folder, "sleeps")) as process:
+            assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
             assert process.poll() is None
             with pytest.raises(subprocess.TimeoutExpired):
@@ -249,6 +250,7 @@ def test_others_see_the_command_and_the_variables_of_a_forked_process(
 ) -> None:
     asked = program(folder, "sleeps", "--an", "argument", TF_CONFIG='{"task": 1}')
     with warm.start(asked) as process:
+        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         seen = psutil.Process(process.pid)
         assert seen.cmdline() == list(asked.command)
