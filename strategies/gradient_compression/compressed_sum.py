@@ -20,10 +20,10 @@ from strategies.common.types import (
 )
 from strategies.gradient_compression.choice import Compression
 from strategies.gradient_compression.error_feedback import ReplicaErrors
-from strategies.gradient_compression.method import Collectives
-from strategies.gradient_compression.methods import compressed_gradients, method_of
+from strategies.gradient_compression.methods import method_for
 from strategies.inner_loop.reduction import (
     bytes_of,
+    with_gradients,
     with_own_totals,
     with_totals_of_sum,
 )
@@ -61,15 +61,14 @@ class CompressedSum(UpdateExchange):
           UsageError: The method makes no gradient of this model smaller.
         """
         self._strategy = strategy
-        self._method = method = method_of(compression)
         self._update = update
-        self._specs = compressed_gradients(compression, method, update)
+        self._method, self._specs = method_for(compression, update)
         self._errors = ReplicaErrors(
             strategy,
             worker,
             [
-                [tf.zeros(spec.shape, spec.dtype), *method.initial_state(spec, index)]
-                for index, spec in self._specs.items()
+                [tf.zeros(s.shape, s.dtype), *self._method.initial_state(s, index)]
+                for index, s in self._specs.items()
             ],
             update,
         )
@@ -119,12 +118,12 @@ class CompressedSum(UpdateExchange):
         values = [gradients[index] + own[0] for index, own in places]
         indices = [index for index, _ in places]
         others = with_own_totals(outputs, dict(zip(indices, values, strict=True)))
-        others = _without(others, indices)
-        collectives = Collectives(context)
+        others = with_gradients(others, dict.fromkeys(indices))
         # Read before the assignments below, which the same graph has.
         state = [[tf.identity(v) for v in own[1:]] for _, own in places]
-        reduced = self._method.reduce(collectives, values, state, others)
-        summed = with_totals_of_sum(_with(reduced.others, indices, reduced.sums))
+        reduced = self._method.reduce(context, values, state, others)
+        sums = dict(zip(indices, reduced.sums, strict=True))
+        summed = with_totals_of_sum(with_gradients(reduced.others, sums))
 
         # The update is skipped by the same condition (`inner_loop.step.run_step`): the
         # errors of a skipped step may not be finite.
@@ -141,19 +140,3 @@ class CompressedSum(UpdateExchange):
         applied = is_finite(summed.sums, summed.sums[OWN_TOTALS])
         tf.cond(applied, keep, lambda: tf.constant(False), name="keep_errors")
         return summed
-
-
-def _without(outputs: ReplicaOutputs, places: Sequence[int]) -> ReplicaOutputs:
-    """Returns outputs without the gradients at some indices."""
-    rest = [None if i in places else g for i, g in enumerate(outputs.gradients)]
-    return outputs._replace(gradients=rest)
-
-
-def _with(
-    summed: ReplicaOutputs, places: Sequence[int], sums: Sequence[tf.Tensor]
-) -> ReplicaOutputs:
-    """Returns summed outputs with the gradients that `_without` has left out."""
-    gradients = list(summed.gradients)
-    for index, value in zip(places, sums, strict=True):
-        gradients[index] = value
-    return summed._replace(gradients=gradients)

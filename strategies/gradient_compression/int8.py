@@ -8,14 +8,16 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from strategies.common.private_apis.collectives import exchange_rows
 from strategies.common.types import ReplicaOutputs
 from strategies.gradient_compression.method import (
-    Collectives,
     Encoded,
     Method,
     Reduced,
+    gather_vectors,
     wide_type,
 )
+from strategies.inner_loop.replicated import all_reduce_packed
 
 # A scale of 4 bytes for 256 numbers adds 1.6 % to the bytes. Smaller tensors are sent
 # as they are.
@@ -65,26 +67,28 @@ class Int8(Method):
 
     def reduce(
         self,
-        collectives: Collectives,
+        context: tf.distribute.ReplicaContext,
         values: Sequence[tf.Tensor],
         state: Sequence[Sequence[tf.Tensor]],
         others: ReplicaOutputs,
     ) -> Reduced:
         # Before the integers: it is the shortest message, and every replica sends it at
         # the same place of the program.
-        others = collectives.all_reduce(others)
-        blocks = _in_blocks(values, collectives.num_replicas)
+        others = all_reduce_packed(context, others)
+        blocks = _in_blocks(values, context.num_replicas_in_sync)
         sent = _quantized(blocks)
         # Row i of `received` is what replica i has sent of this replica's part.
-        received = _unpacked(collectives.all_to_all(_packed(sent)))
+        words = _packed(sent)
+        received = tf.ensure_shape(exchange_rows(context, words), words.shape)
+        received = _unpacked(received)
         part = tf.reduce_sum(_numbers(received, blocks.dtype), axis=0, keepdims=True)
         rounded = _quantized(part)
-        gathered = _unpacked(collectives.all_gather(_packed(rounded)[0]))
+        gathered = _unpacked(gather_vectors(context, _packed(rounded)[0]))
         sums = _numbers(gathered, blocks.dtype)
         # What the second rounding drops is kept by the replica that has rounded.
         errors = tf.tensor_scatter_nd_add(
             blocks - _numbers(sent, blocks.dtype),
-            tf.reshape(collectives.replica, [1, 1]),
+            tf.reshape(context.replica_id_in_sync_group, [1, 1]),
             part - _numbers(rounded, blocks.dtype),
         )
         return Reduced(

@@ -1,4 +1,4 @@
-"""The interface of methods that compress gradients, and their collectives."""
+"""The interface of methods that compress gradients."""
 
 from __future__ import annotations
 
@@ -8,46 +8,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from strategies.common.private_apis.collectives import exchange_rows, gather_by_key
+from strategies.common.private_apis.collectives import gather_by_key
 from strategies.common.types import ReplicaOutputs
 from strategies.inner_loop.reduction import bytes_of
-from strategies.inner_loop.replicated import all_reduce_packed, sum_by_type
-
-
-class Collectives:
-    """Collective operations of one replica, in the order of the program."""
-
-    def __init__(self, context: tf.distribute.ReplicaContext):
-        """Runs nothing yet.
-
-        Args:
-          context: Context of the replica.
-        """
-        self._context = context
-        self.num_replicas: int = context.num_replicas_in_sync
-        self.replica = tf.convert_to_tensor(context.replica_id_in_sync_group)
-
-    def all_reduce(self, outputs: ReplicaOutputs) -> ReplicaOutputs:
-        """Returns the sum of all replicas' outputs."""
-        return all_reduce_packed(self._context, outputs)
-
-    def sum(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the sum of each tensor over all replicas."""
-        return sum_by_type(self._context, values)
-
-    def all_gather(self, words: tf.Tensor) -> tf.Tensor:
-        """Returns the int32 vectors of all replicas, [replicas, length]."""
-        gathered = gather_by_key(self._context, words)
-        return tf.reshape(gathered, [self.num_replicas, words.shape[0]])
-
-    def all_to_all(self, words: tf.Tensor) -> tf.Tensor:
-        """Sends row i to replica i, and returns the rows received, in their order.
-
-        Args:
-          words: int32 [replicas, length].
-        """
-        received = exchange_rows(self._context, words)
-        return tf.ensure_shape(received, words.shape)
 
 
 class Reduced(NamedTuple):
@@ -122,7 +85,7 @@ class Method(abc.ABC):
     @abc.abstractmethod
     def reduce(
         self,
-        collectives: Collectives,
+        context: tf.distribute.ReplicaContext,
         values: Sequence[tf.Tensor],
         state: Sequence[Sequence[tf.Tensor]],
         others: ReplicaOutputs,
@@ -130,7 +93,7 @@ class Method(abc.ABC):
         """Sums values approximately over replicas, and other outputs as they are.
 
         Args:
-          collectives: Collectives of this replica.
+          context: Context of this replica.
           values: Gradients of this replica, each with what was left of earlier ones.
           state: State of the method for each value.
           others: Outputs that are not compressed.
@@ -165,3 +128,11 @@ class Method(abc.ABC):
 def wide_type(dtype: tf.DType) -> tf.DType:
     """Returns the type to compute in: at least single precision."""
     return tf.float64 if dtype == tf.float64 else tf.float32
+
+
+def gather_vectors(
+    context: tf.distribute.ReplicaContext, words: tf.Tensor
+) -> tf.Tensor:
+    """Returns the int32 vectors of all replicas, [replicas, length]."""
+    gathered = gather_by_key(context, words)
+    return tf.reshape(gathered, [context.num_replicas_in_sync, words.shape[0]])

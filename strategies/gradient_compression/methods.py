@@ -13,31 +13,31 @@ from strategies.gradient_compression.powersgd import PowerSgd
 from strategies.gradient_compression.top_k import TopK
 
 
-def method_of(compression: Compression) -> Method:
-    """Returns the method that a setting asks for."""
-    if compression.method == "powersgd":
-        return PowerSgd(compression.rank)
-    if compression.method == "topk":
-        return TopK(compression.fraction)
-    return Int8()
+def method_for(
+    compression: Compression, update: Update
+) -> tuple[Method, dict[int, tf.TensorSpec]]:
+    """Returns the method of a setting, and the gradients that it compresses.
 
-
-def compressed_gradients(
-    compression: Compression, method: Method, update: Update
-) -> dict[int, tf.TensorSpec]:
-    """Returns shape and type of the gradients that are compressed, by their index.
-
-    All others are sent as they are: sparse gradients, and gradients that the method
+    All other gradients are sent as they are: sparse ones, and ones that the method
     does not make smaller.
 
     Args:
-      compression: Setting of the method, for a message.
-      method: Way to compress gradients.
+      compression: Setting of the method.
       update: Update that applies the gradients.
+
+    Returns:
+      The method, and shape and type of each compressed gradient by its index.
 
     Raises:
       UsageError: The method makes no gradient of this model smaller.
     """
+    method: Method
+    if compression.method == "powersgd":
+        method = PowerSgd(compression.rank)
+    elif compression.method == "topk":
+        method = TopK(compression.fraction)
+    else:
+        method = Int8()
     specs = {
         index: spec
         for index, spec in enumerate(update.dense_gradients())
@@ -49,4 +49,4 @@ def compressed_gradients(
             f"--gradient_compression={compression.setting} compresses no gradient "
             f"of this model: {method.remedy([*specs.values()])}."
         )
-    return compressed
+    return method, compressed

@@ -14,12 +14,12 @@ import tensorflow as tf
 from strategies.collectives.update_exchange import ring_factor
 from strategies.common.types import ReplicaOutputs
 from strategies.gradient_compression.method import (
-    Collectives,
     Encoded,
     Method,
     Reduced,
     wide_type,
 )
+from strategies.inner_loop.replicated import all_reduce_packed, sum_by_type
 
 
 class PowerSgd(Method):
@@ -73,7 +73,7 @@ class PowerSgd(Method):
 
     def reduce(
         self,
-        collectives: Collectives,
+        context: tf.distribute.ReplicaContext,
         values: Sequence[tf.Tensor],
         state: Sequence[Sequence[tf.Tensor]],
         others: ReplicaOutputs,
@@ -84,7 +84,7 @@ class PowerSgd(Method):
         lefts = [m @ q for m, (q,) in zip(matrices, state, strict=True)]
         # P travels with all that is not compressed, in one collective.
         others = others._replace(gradients=[*others.gradients, *lefts])
-        others = collectives.all_reduce(others)
+        others = all_reduce_packed(context, others)
         first = len(others.gradients) - len(values)
         bases = [_orthonormal(p) for p in others.gradients[first:]]
         # Equal on every replica to the last bit, because all have decomposed the same
@@ -95,7 +95,7 @@ class PowerSgd(Method):
             for m, p in zip(matrices, bases, strict=True)
         ]
         # The sum of all M^T P is (sum of all M)^T P, as every replica has the same P.
-        rights = collectives.sum(own)
+        rights = sum_by_type(context, own)
 
         def in_shape(position: int, matrix: tf.Tensor) -> tf.Tensor:
             return tf.reshape(matrix, values[position].shape)

@@ -13,12 +13,13 @@ import tensorflow as tf
 
 from strategies.common.types import ReplicaOutputs
 from strategies.gradient_compression.method import (
-    Collectives,
     Encoded,
     Method,
     Reduced,
+    gather_vectors,
     wide_type,
 )
+from strategies.inner_loop.replicated import all_reduce_packed
 
 _POSITION_BYTES = 4
 
@@ -49,19 +50,19 @@ class TopK(Method):
 
     def reduce(
         self,
-        collectives: Collectives,
+        context: tf.distribute.ReplicaContext,
         values: Sequence[tf.Tensor],
         state: Sequence[Sequence[tf.Tensor]],
         others: ReplicaOutputs,
     ) -> Reduced:
-        others = collectives.all_reduce(others)
+        others = all_reduce_packed(context, others)
         encoded = [
             self.encode(value, own) for value, own in zip(values, state, strict=True)
         ]
         words: list[tf.Tensor] = []
         for (positions, entries), _, _ in encoded:
             words += [positions, tf.reshape(tf.bitcast(entries, tf.int32), [-1])]
-        gathered = collectives.all_gather(tf.concat(words, axis=0))
+        gathered = gather_vectors(context, tf.concat(words, axis=0))
         # Positions and entries of each value in turn, as they were packed.
         parts = tf.split(gathered, [word.shape[0] for word in words], axis=1)
         return Reduced(

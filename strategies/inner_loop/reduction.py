@@ -147,6 +147,14 @@ def widened(value: Any) -> Any:
     return tf.cast(value, tf.float32)
 
 
+def with_gradients(
+    outputs: ReplicaOutputs, values: Mapping[int, Any]
+) -> ReplicaOutputs:
+    """Returns outputs with other gradients at some indices."""
+    gradients = [values.get(i, own) for i, own in enumerate(outputs.gradients)]
+    return outputs._replace(gradients=gradients)
+
+
 def with_own_totals(
     outputs: ReplicaOutputs, values: Mapping[int, tf.Tensor] | None = None
 ) -> ReplicaOutputs:
@@ -156,12 +164,9 @@ def with_own_totals(
       outputs: Outputs of one replica.
       values: Values to check in the place of some gradients, by index.
     """
-    whole = list(outputs.gradients)
-    for index, value in (values or {}).items():
-        whole[index] = value
     # Zero, or NaN if a value is not finite: 0 * inf is NaN. The sum is NaN on every
     # replica then, so that all replicas skip the update.
-    own_totals = 0 * totals(outputs._replace(gradients=whole))
+    own_totals = 0 * totals(with_gradients(outputs, values or {}))
     return outputs._replace(sums={**outputs.sums, OWN_TOTALS: own_totals})
 
 

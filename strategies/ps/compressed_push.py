@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from strategies.common.types import ReplicaOutputs, Update
 from strategies.gradient_compression.choice import Compression
-from strategies.gradient_compression.methods import compressed_gradients, method_of
+from strategies.gradient_compression.methods import method_for
 from strategies.inner_loop.reduction import bytes_of, with_own_totals
 from strategies.ps.element_layout import CompressedGradient
 
@@ -110,8 +110,7 @@ class CompressedGradients(WholeGradients):
         Raises:
           UsageError: The method makes no gradient of this model smaller.
         """
-        self._method = method_of(compression)
-        self._specs = compressed_gradients(compression, self._method, update)
+        self._method, self._specs = method_for(compression, update)
         devices = update.devices()
         # One row for each worker, on the server that has the weight.
         self._stored = [
