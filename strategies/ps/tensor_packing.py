@@ -166,32 +166,19 @@ def _by_device(devices: Sequence[str]) -> dict[str, list[int]]:
 
 
 class ResultPacking:
-    """Packing of tensors of any shape into one vector."""
+    """Packing of tensors of any shape and type into one vector of strings."""
 
     def __init__(self) -> None:
-        """Starts empty, because only tracing shows the types and ranks."""
-        self._kinds: list[tuple[tf.DType, int]] = []
+        self._types: list[tf.DType] = []
 
     def seal(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Returns the tensors as one float64 vector.
+        """Returns tensors as one vector, in a graph."""
+        self._types = [tensor.dtype for tensor in tensors]
+        return tf.stack([tf.io.serialize_tensor(tensor) for tensor in tensors])
 
-        Args:
-          tensors: Tensors of known rank; their dimensions may differ between calls.
-        """
-        # Shapes first, then values. Whole numbers are exact in float64 up to 2 ** 53.
-        self._kinds = [(tensor.dtype, tensor.shape.rank) for tensor in tensors]
-        shapes = [tf.shape(tensor) for tensor in tensors]
-        values = [tf.reshape(tensor, [-1]) for tensor in tensors]
-        return tf.concat([tf.cast(v, tf.float64) for v in (*shapes, *values)], axis=0)
-
-    def open(self, vector: np.ndarray) -> list[np.ndarray]:
-        """Returns the tensors of a vector from `seal`."""
-        ranks = [rank for _, rank in self._kinds]
-        dimensions = iter(vector[: sum(ranks)].astype(np.int64))
-        shapes = [[int(next(dimensions)) for _ in range(rank)] for rank in ranks]
-        sizes = [int(np.prod(shape)) for shape in shapes]
-        parts = np.split(vector[sum(ranks) :], np.cumsum(sizes)[:-1])
+    def open(self, sealed: np.ndarray) -> list[np.ndarray]:
+        """Returns the values of tensors that `seal` has packed."""
         return [
-            part.reshape(shape).astype(dtype.as_numpy_dtype)
-            for part, shape, (dtype, _) in zip(parts, shapes, self._kinds, strict=True)
+            tf.io.parse_tensor(value, dtype).numpy()
+            for value, dtype in zip(sealed, self._types, strict=True)
         ]
