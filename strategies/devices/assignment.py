@@ -5,13 +5,17 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
 from strategies.devices.config import DeviceConfig
-from strategies.devices.gpu import load_driver, memory_limit_mib, total_memory_mib
+from strategies.devices.gpu import memory_limit_mib, total_memory_mib
 from strategies.devices.parsing import DeviceChoice
+
+if TYPE_CHECKING:
+    from strategies.config import StrategyConfig
 
 CPU = "/device:CPU:0"
 
@@ -102,23 +106,10 @@ def substitution(choice: DeviceChoice) -> str | None:
     )
 
 
-def configure_devices(
-    choice: DeviceChoice,
-    config: DeviceConfig,
-    *,
-    soft_placement: bool | None,
-    multi_process: bool,
-) -> None:
+def configure_devices(strategy: StrategyConfig, config: DeviceConfig) -> None:
     """Configures memory and placement, before TensorFlow starts.
 
     The settings of GPU memory have never run with a GPU, because none was available.
-
-    Args:
-      choice: The value of --devices.
-      config: Memory settings of GPUs.
-      soft_placement: The value of --soft_placement; None where it is not given.
-      multi_process: True if the strategy has several processes, some of which may
-        compute on the CPU although all get the same flags.
 
     Raises:
       UsageError: There is no GPU for the memory settings, a GPU has less memory, or a
@@ -126,12 +117,13 @@ def configure_devices(
     """
     # Without the flag (None) operations may run elsewhere if their device cannot run
     # them.
-    tf.config.set_soft_device_placement(soft_placement is not False)
+    tf.config.set_soft_device_placement(strategy.soft_placement is not False)
     given = config.memory_settings()
-    gpus = chosen_gpus(choice)
+    gpus = chosen_gpus(strategy.device_choice)
     if not given:
         return
-    if not gpus and not multi_process:
+    # Some of several processes may compute on the CPU, and all get the same flags.
+    if not gpus and not strategy.traits.multi_process:
         raise UsageError(
             f"{given[0]} needs GPUs, and this machine has {_existing()}: leave it out."
         )
@@ -141,14 +133,11 @@ def configure_devices(
         else:
             # A GPU as one logical device of limited memory.
             limit = tf.config.LogicalDeviceConfiguration(
-                memory_limit=memory_limit_mib(config, gpu_number(gpu), total_mib())
+                memory_limit=memory_limit_mib(
+                    config, gpu_number(gpu), total_memory_mib()
+                )
             )
             tf.config.set_logical_device_configuration(gpu, [limit])
-
-
-def total_mib() -> tuple[int, ...]:
-    """Returns the MiB of each GPU by its number; empty if the driver does not say."""
-    return total_memory_mib(load_driver())
 
 
 def gpu_number(gpu: tf.config.PhysicalDevice) -> int:

@@ -9,14 +9,7 @@ import dataclasses
 from typing import ClassVar
 
 from strategies.common.errors import UsageError
-from strategies.common.fields import check_settings, setting
-
-# Settings of GPU memory, with their options.
-_OF_MEMORY = {
-    "memory_growth": "--memory_growth",
-    "memory_limit_mib": "--set=device.memory_limit_mib",
-    "memory_fraction": "--set=device.memory_fraction",
-}
+from strategies.common.fields import check_settings, option_of, setting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,10 +49,10 @@ class DeviceConfig:
 
     def memory_settings(self) -> list[str]:
         """Returns the given settings of GPU memory, as on the command line."""
-        # False and None are the defaults: nothing is given.
-        values = {name: getattr(self, name) for name in _OF_MEMORY}
-        return [
-            _OF_MEMORY[name] if value is True else f"{_OF_MEMORY[name]}={value}"
-            for name, value in values.items()
-            if value not in (None, False)
-        ]
+        given = []
+        for field in dataclasses.fields(self):
+            value, option = getattr(self, field.name), option_of(type(self), field)
+            # False and None are the defaults: nothing is given.
+            if field.name.startswith("memory_") and value not in (None, False):
+                given.append(option if value is True else f"{option}={value}")
+        return given

@@ -13,29 +13,13 @@ from __future__ import annotations
 import ctypes
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from strategies.common.errors import UsageError
 from strategies.devices.config import DeviceConfig
 
 
-class Driver(Protocol):
-    """Functions of the CUDA driver API; each returns 0 if it succeeded."""
-
-    def cuInit(self, flags: Any) -> int:
-        """Finds the GPUs of this process."""
-
-    def cuDeviceGetCount(self, count: Any) -> int:
-        """Writes the number of GPUs."""
-
-    def cuDeviceGet(self, device: Any, ordinal: Any) -> int:
-        """Writes the handle of the GPU with a number."""
-
-    def cuDeviceTotalMem_v2(self, num_bytes: Any, device: Any) -> int:
-        """Writes the total memory of a GPU in bytes, as size_t."""
-
-
-def load_driver() -> Driver | None:
+def load_driver() -> ctypes.CDLL | None:
     """Returns the library of NVIDIA's driver for Linux, or None without a driver."""
     try:
         return ctypes.CDLL("libcuda.so.1")
@@ -43,11 +27,14 @@ def load_driver() -> Driver | None:
         return None
 
 
-def total_memory_mib(driver: Driver | None) -> tuple[int, ...]:
+def total_memory_mib(driver: Any = None) -> tuple[int, ...]:
     """Returns the MiB of each GPU by TensorFlow's number; empty if they are unknown.
 
-    See NVIDIA's CUDA Driver API, section Device Management.
+    Args:
+      driver: Library of the driver; None to load it.
     """
+    # NVIDIA's CUDA Driver API, Device Management: each function returns 0 on success.
+    driver = driver or load_driver()
     # Without a context these calls take no memory of a GPU.
     count = ctypes.c_int()
     if driver is None or driver.cuInit(ctypes.c_uint(0)):

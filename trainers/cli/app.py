@@ -210,12 +210,7 @@ def run_task(config: Config, cluster: Cluster, console: Console) -> int:
         # start runs do not need. Devices must be configured before TensorFlow
         # initializes them.
         devices = importlib.import_module("strategies.devices.assignment")
-        devices.configure_devices(
-            config.strategy.device_choice,
-            config.device,
-            soft_placement=config.strategy.soft_placement,
-            multi_process=config.traits.multi_process,
-        )
+        devices.configure_devices(config.strategy, config.device)
     with contextlib.ExitStack() as guards:
         if cluster.addresses:
             detection = importlib.import_module("strategies.cluster.failure_detection")

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from strategies.common.private_apis.models import flat_layers
 from strategies.common.private_apis.variables import copies_of
-from strategies.devices.gpu import load_driver, total_memory_mib
+from strategies.devices.gpu import total_memory_mib
 from trainers.loop.parts import TrainingParts
 from trainers.pipeline_parallel.build import Pipeline
 
@@ -151,7 +151,7 @@ def capacity_of(name: str) -> int | None:
     kind, _, number = name.rpartition(" ")[2].partition(":")
     if kind != "GPU":
         return psutil.virtual_memory().total
-    totals = total_memory_mib(load_driver())
+    totals = total_memory_mib()
     return totals[int(number)] << 20 if int(number) < len(totals) else None
 
 

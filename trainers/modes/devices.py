@@ -19,9 +19,8 @@ from strategies.devices.assignment import (
     gpu_number,
     name_of,
     substitution,
-    total_mib,
 )
-from strategies.devices.gpu import visible_gpus
+from strategies.devices.gpu import total_memory_mib, visible_gpus
 from trainers.config.config import Config
 from trainers.loop.builder import create_strategy
 from trainers.modes.doctor_hints import gpus_left_out
@@ -33,12 +32,7 @@ def devices(config: Config, console: Console) -> ExitCode:
     Raises:
       UsageError: --devices or another setting asks for devices that the machine lacks.
     """
-    configure_devices(
-        config.strategy.device_choice,
-        config.device,
-        soft_placement=config.strategy.soft_placement,
-        multi_process=config.traits.multi_process,
-    )
+    configure_devices(config.strategy, config.device)
     for label, lines in _sections(config):
         for line in lines:
             console.item(label, line)
@@ -74,7 +68,7 @@ def _sections(config: Config) -> Iterator[tuple[str, Sequence[str]]]:
 def _physical() -> list[str]:
     memory = psutil.virtual_memory().total >> 20
     lines = [f"cpu    {memory:,} MiB of memory"]
-    gpus, totals = tf.config.list_physical_devices("GPU"), total_mib()
+    gpus, totals = tf.config.list_physical_devices("GPU"), total_memory_mib()
     for gpu in gpus:
         number = gpu_number(gpu)
         total = totals[number] if number < len(totals) else None

@@ -94,12 +94,7 @@ class _Checks:
         # problems.
         starts_here, cluster = self._find_cluster()
         with self.findings.collect_errors():
-            configure_devices(
-                config.strategy.device_choice,
-                config.device,
-                soft_placement=config.strategy.soft_placement,
-                multi_process=config.traits.multi_process,
-            )
+            configure_devices(config.strategy, config.device)
             words = substitution(config.strategy.device_choice)
             self.findings.warnings.extend([words] if words else [])
         with self.findings.collect_errors():

@@ -79,15 +79,6 @@ def devices_of(config: StrategyConfig) -> list[str]:
     return take_devices(config.device_choice, config.num_replicas, 2)
 
 
-def configure(config: StrategyConfig, device_config: DeviceConfig) -> None:
-    configure_devices(
-        config.device_choice,
-        device_config,
-        soft_placement=config.soft_placement,
-        multi_process=config.traits.multi_process,
-    )
-
-
 class Gpus:
     """Replacements of TensorFlow's functions, which record settings of missing GPUs."""
 
@@ -113,7 +104,7 @@ class Gpus:
         }.items():
             monkeypatch.setattr(f"tensorflow.config.{name}", replacement)
         monkeypatch.setattr(
-            "strategies.devices.assignment.total_mib", lambda: (1000,) * count
+            "strategies.devices.assignment.total_memory_mib", lambda: (1000,) * count
         )
 
     def _limit(self, gpu: Any, parts: list[Any]) -> None:
@@ -133,7 +124,7 @@ def test_only_gpus_that_are_chosen_are_seen_and_limited(
 ) -> None:
     gpus = Gpus(monkeypatch, 3)
     config = small_config(strategy="tower", devices=("gpu:0", "gpu:2")).strategy
-    configure(config, DeviceConfig(memory_fraction=0.25))
+    configure_devices(config, DeviceConfig(memory_fraction=0.25))
     assert gpus.limits == {"GPU:0": [250], "GPU:2": [250]}
     # TensorFlow numbers the visible GPUs from 0.
     devices = devices_of(config)
@@ -153,7 +144,7 @@ def test_without_a_choice_every_gpu_is_used_and_none_hidden(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gpus = Gpus(monkeypatch, 3)
-    configure(small_config().strategy, DeviceConfig(memory_growth=True))
+    configure_devices(small_config().strategy, DeviceConfig(memory_growth=True))
     assert gpus.growing == {"GPU:0", "GPU:1", "GPU:2"}
     for strategy, expected in {"tower": 3, "mirrored": 3}.items():
         config = small_config(strategy=strategy).strategy

@@ -123,7 +123,7 @@ def test_a_gpu_has_the_memory_that_its_driver_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The driver is not there on most machines that run this."""
-    monkeypatch.setattr(memory_estimate, "total_memory_mib", lambda driver: (100, 200))
+    monkeypatch.setattr(memory_estimate, "total_memory_mib", lambda: (100, 200))
     assert capacity_of("GPU:1") == 200 << 20
     assert capacity_of("worker-0 GPU:0") == 100 << 20
     assert capacity_of("GPU:2") is None
