@@ -110,6 +110,8 @@ class Strategy(abc.ABC):
 
     name: ClassVar[str]
     traits: ClassVar[Traits]
+    # Device of each replica, such as `/device:CPU:0`; or of each stage.
+    devices: Sequence[str]
     # Target duration of one call of the inner loop, in seconds. It is long compared
     # with the Python code between two calls (about a millisecond), and short enough for
     # a prompt reaction to signals and a smooth progress bar.
@@ -136,11 +138,6 @@ class Strategy(abc.ABC):
         Raises:
           UsageError: This machine lacks a device that the configuration needs.
         """
-
-    @property
-    @abc.abstractmethod
-    def devices(self) -> Sequence[str]:
-        """Device of each replica, such as `/device:CPU:0`; or of each stage."""
 
     @property
     def num_replicas(self) -> int:

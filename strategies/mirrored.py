@@ -48,10 +48,10 @@ class Mirrored(Strategy):
     )
 
     def __init__(self, devices: Sequence[str], reduction: str):
-        self._devices = tuple(devices)
+        self.devices = tuple(devices)
         self._reduction = reduction
         self._strategy = tf.distribute.MirroredStrategy(
-            self._devices, cross_device_ops=_REDUCTIONS[reduction]()
+            self.devices, cross_device_ops=_REDUCTIONS[reduction]()
         )
 
     @classmethod
@@ -72,10 +72,6 @@ class Mirrored(Strategy):
         if reduction == "hierarchical":
             _check_halves(len(devices))
         return cls(devices, reduction)
-
-    @property
-    def devices(self) -> Sequence[str]:
-        return self._devices
 
     def scope(self) -> AbstractContextManager[Any]:
         return self._strategy.scope()

@@ -14,7 +14,6 @@ from strategies.common.types import (
     Communication,
     GlobalBatches,
     ReplicaFunction,
-    ReplicaOutputs,
     Update,
 )
 from strategies.config import StrategyConfig
@@ -43,7 +42,7 @@ class ModelParallel(Strategy):
     )
 
     def __init__(self, devices: Sequence[str]):
-        self._devices = tuple(devices)
+        self.devices = tuple(devices)
 
     @classmethod
     def create(cls, config: StrategyConfig, cluster: Cluster) -> ModelParallel:
@@ -57,10 +56,6 @@ class ModelParallel(Strategy):
             )
         )
 
-    @property
-    def devices(self) -> Sequence[str]:
-        return self._devices
-
     def scope(self) -> AbstractContextManager[Any]:
         return tf.device(CPU)
 
@@ -72,16 +67,7 @@ class ModelParallel(Strategy):
         self, replica_step: ReplicaFunction, update: Update | None
     ) -> InnerLoop:
         # One replica: its outputs are their own sum.
-        def apply(update: Update, outputs: ReplicaOutputs) -> dict[str, tf.Tensor]:
-            update.apply(outputs)
-            update.increment_step()
-            return {}
-
-        step = Step(
-            all_reduce_gradients=lambda replica_step, batch: replica_step(batch),
-            apply=apply,
-            first=lambda outputs: outputs,
-        )
+        step = Step(lambda replica_step, batch: replica_step(batch))
         return InnerLoop(step, replica_step, update)
 
     def communication(self, gradient_bytes: int) -> Communication | None:

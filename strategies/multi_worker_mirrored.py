@@ -81,7 +81,7 @@ class MultiWorkerMirrored(Strategy):
         jobs = [job for job in ("chief", "worker") if job in cluster.addresses]
         num_tasks = {job: len(cluster.addresses[job]) for job in jobs}
         # In the order of `Cluster.computing`.
-        self._tasks = [f"{job}/task:{i}" for job in jobs for i in range(num_tasks[job])]
+        tasks = [f"{job}/task:{i}" for job in jobs for i in range(num_tasks[job])]
         give_up_connecting(num_tasks, _SECONDS_TO_CONNECT)
         self._start_up = StartUpWatch(cluster)
         self._silence_watch = SilenceWatch(cluster, config.peer_timeout_seconds)
@@ -91,7 +91,13 @@ class MultiWorkerMirrored(Strategy):
             )
         make_variables_of_all_types(self._strategy)
         self._chief_values = ChiefValues(self._strategy, self._worker)
-        self._num_local = self._strategy.num_replicas_in_sync // len(self._tasks)
+        self._num_local = self._strategy.num_replicas_in_sync // len(tasks)
+        kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+        self.devices = [
+            f"/job:{task}/device:{kind}:{index}"
+            for task in tasks
+            for index in range(self._num_local)
+        ]
 
     @classmethod
     def create(cls, config: StrategyConfig, cluster: Cluster) -> MultiWorkerMirrored:
@@ -106,15 +112,6 @@ class MultiWorkerMirrored(Strategy):
             )
         if config.shard_optimizer_state:
             check_one_replica()
-
-    @property
-    def devices(self) -> Sequence[str]:
-        kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
-        return [
-            f"/job:{task}/device:{kind}:{index}"
-            for task in self._tasks
-            for index in range(self._num_local)
-        ]
 
     def scope(self) -> AbstractContextManager[Any]:
         return self._strategy.scope()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -44,6 +43,7 @@ class OneDevice(Strategy):
 
     def __init__(self, device: str):
         self._device = device
+        self.devices = (device,)
 
     @classmethod
     def create(cls, config: StrategyConfig, cluster: Cluster) -> OneDevice:
@@ -52,10 +52,6 @@ class OneDevice(Strategy):
             config.device_choice, config.num_replicas, wanted_without_gpu=1
         )
         return cls(devices[0])
-
-    @property
-    def devices(self) -> Sequence[str]:
-        return (self._device,)
 
     def scope(self) -> AbstractContextManager[Any]:
         return tf.device(self._device)
@@ -86,7 +82,7 @@ class OneDevice(Strategy):
                 update.increment_step()
             return {}
 
-        return Step(all_reduce_gradients, apply, lambda outputs: outputs)
+        return Step(all_reduce_gradients, apply)
 
     def communication(self, gradient_bytes: int) -> None:
         return None

@@ -58,10 +58,10 @@ class ParameterAveraging(Strategy):
     )
 
     def __init__(self, devices: Sequence[str], config: StrategyConfig):
-        self._devices = tuple(devices)
+        self.devices = tuple(devices)
         self._config = config
         self._strategy = tf.distribute.MirroredStrategy(
-            self._devices, cross_device_ops=tf.distribute.ReductionToOneDevice()
+            self.devices, cross_device_ops=tf.distribute.ReductionToOneDevice()
         )
         self._averages: Averages | None = None
 
@@ -72,10 +72,6 @@ class ParameterAveraging(Strategy):
             config.device_choice, config.num_replicas, wanted_without_gpu=2
         )
         return cls(devices, config)
-
-    @property
-    def devices(self) -> Sequence[str]:
-        return self._devices
 
     def scope(self) -> AbstractContextManager[Any]:
         return self._strategy.scope()

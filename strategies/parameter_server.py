@@ -74,6 +74,9 @@ class ParameterServer(Strategy):
         self._config = config
         self._cluster = cluster
         self._num_workers = len(cluster.addresses["worker"])
+        self.devices = [
+            f"/job:worker/task:{i}/device:CPU:0" for i in range(self._num_workers)
+        ]
         if not config.is_synchronous:
             # In a call of fewer steps than workers, some of them have nothing to do.
             self.fewest_steps_per_call = _FEWEST_STEPS_OF_EACH * self._num_workers
@@ -113,10 +116,6 @@ class ParameterServer(Strategy):
             config.stop_timeout_seconds,
             pathlib.Path(ending(cluster.task)),
         )
-
-    @property
-    def devices(self) -> Sequence[str]:
-        return [f"/job:worker/task:{i}/device:CPU:0" for i in range(self._num_workers)]
 
     def scope(self) -> AbstractContextManager[Any]:
         return self._placement.scope()

@@ -65,7 +65,7 @@ class Tower(Strategy):
     def __init__(
         self, devices: Sequence[str], parameter_device: str, config: StrategyConfig
     ):
-        self._devices = tuple(devices)
+        self.devices = tuple(devices)
         self._parameter_device = parameter_device
         self._waits_for_all = config.is_synchronous
 
@@ -76,10 +76,6 @@ class Tower(Strategy):
             config.device_choice, config.num_replicas, wanted_without_gpu=2
         )
         return cls(devices, parameter_device=CPU, config=config)
-
-    @property
-    def devices(self) -> Sequence[str]:
-        return self._devices
 
     def scope(self) -> AbstractContextManager[Any]:
         return tf.device(self._parameter_device)
@@ -96,14 +92,14 @@ class Tower(Strategy):
     ) -> LoopFunction:
         if not self._waits_for_all:
             return AsynchronousTowers(
-                self._devices, self._parameter_device, replica_step, update
+                self.devices, self._parameter_device, replica_step, update
             )
 
         def all_reduce_gradients(
             replica_step: ReplicaFunction, batch: Batch
         ) -> ReplicaOutputs:
             towers = []
-            for index, device in enumerate(self._devices):
+            for index, device in enumerate(self.devices):
                 # The name scope groups the operations of a tower in TensorBoard's
                 # graph.
                 with tf.device(device), tf.name_scope(f"tower_{index}"):
@@ -123,11 +119,7 @@ class Tower(Strategy):
                 update.increment_step()
             return {}
 
-        return InnerLoop(
-            Step(all_reduce_gradients, apply, lambda outputs: outputs),
-            replica_step,
-            update,
-        )
+        return InnerLoop(Step(all_reduce_gradients, apply), replica_step, update)
 
     def _averaged_gradients(
         self, towers: Sequence[ReplicaOutputs], update: Update | None

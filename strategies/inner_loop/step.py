@@ -25,6 +25,12 @@ from strategies.inner_loop.totals import totals_of
 from strategies.inner_loop.updates_in_turn import apply_earlier
 
 
+def _apply(update: Update, outputs: ReplicaOutputs) -> dict[str, tf.Tensor]:
+    update.apply(outputs)
+    update.increment_step()
+    return {}
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Step:
     """Parts of one step of a synchronous strategy.
@@ -36,7 +42,7 @@ class Step:
       all_reduce_gradients: Function that runs a replica step on every replica and sums
         the replica outputs.
       apply: Function that runs the update on the sum, in the right context, and returns
-        the values to report.
+        the values to report. By default it reports nothing.
       first: Function that returns the sum on the first replica, as plain tensors.
       input: Source of the batches.
       reported: Names of the values that `apply` returns.
@@ -49,8 +55,8 @@ class Step:
     """
 
     all_reduce_gradients: Callable[[ReplicaFunction, Any], Any]
-    apply: Callable[[Update, Any], Mapping[str, tf.Tensor]]
-    first: Callable[[Any], ReplicaOutputs]
+    apply: Callable[[Update, Any], Mapping[str, tf.Tensor]] = _apply
+    first: Callable[[Any], ReplicaOutputs] = lambda outputs: outputs
     input: StepInput = dataclasses.field(default_factory=PrefetchedChunks)
     reported: tuple[str, ...] = ()
     apply_if: Callable[[Update, Any, tf.Tensor], None] | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -83,7 +82,6 @@ class AsynchronousWorker:
         """Returns the parts of a step for the inner loop."""
         return Step(
             self._compute if self._update is None else self._read_and_compute,
-            _reports_nothing,
             first=lambda summed: summed[0],
             input=IndexedInput(self._batch_at, open=_with_cached_data),
             apply_if=self._apply_if,
@@ -189,7 +187,3 @@ def _require(value: Any) -> Any:
     if value is None:
         raise RuntimeError("only updates are applied and kept in a journal")
     return value
-
-
-def _reports_nothing(update: Update, summed: Any) -> Mapping[str, tf.Tensor]:
-    raise RuntimeError("workers apply their steps by `Step.apply_if`")

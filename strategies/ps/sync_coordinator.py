@@ -96,7 +96,6 @@ class SynchronousSteps:
         step = Step(
             all_reduce_gradients=lambda take, batch: take(batch),
             apply=self._apply,
-            first=lambda summed: summed,
             input=IndexedInput(lambda batches, index: index),
         )
         self._loop = InnerLoop(step, self._take, update)
