@@ -168,13 +168,23 @@ class Console:
         self._progress.start()
         self._progress.add_task("train", total=last_step, completed=step, figures="")
 
-    def advance(self, step: int, last_step: int, figures: ProgressMetrics) -> None:
+    def advance(
+        self,
+        step: int,
+        last_step: int,
+        *,
+        loss: float,
+        examples_per_second: float,
+        step_seconds: float,
+    ) -> None:
         """Updates the progress bar, or prints a progress line if one is due."""
+        figures = [f"loss {loss:.4f}", f"{examples_per_second:,.1f} examples/s"]
         if self._progress is not None:
             task = self._progress.task_ids[0]
-            self._progress.update(task, completed=step, figures=figures.short())
+            self._progress.update(task, completed=step, figures=" ".join(figures))
         elif self._line_is_due(step, last_step):
-            self.say(f"train | step {step:>7}/{last_step} | {figures.long()}")
+            figures.append(f"{1e3 * step_seconds:.1f} ms/step")
+            self.say(f"train | step {step:>7}/{last_step} | {' | '.join(figures)}")
 
     def stop_progress(self) -> None:
         if self._progress is not None:
@@ -206,18 +216,3 @@ class Console:
         with contextlib.suppress(OSError):
             self._log.write(dated)
             self._log.flush()
-
-
-class ProgressMetrics:
-    """Loss and speed of the steps just run, as text."""
-
-    def __init__(self, loss: float, examples_per_second: float, step_seconds: float):
-        self._loss = f"loss {loss:.4f}"
-        self._speed = f"{examples_per_second:,.1f} examples/s"
-        self._step = f"{1e3 * step_seconds:.1f} ms/step"
-
-    def short(self) -> str:
-        return f"{self._loss} {self._speed}"
-
-    def long(self) -> str:
-        return f"{self._loss} | {self._speed} | {self._step}"

@@ -351,13 +351,7 @@ class GlobalBatches(Protocol):
 
 @runtime_checkable
 class StreamedBatches(GlobalBatches, Protocol):
-    """Global batches that come one after the other and are not kept.
-
-    Attributes:
-      window_steps: Maximum number of steps of a window.
-    """
-
-    window_steps: int
+    """Global batches that come one after the other and are not kept."""
 
     # Python reads the data of a program once; two readers would share its state.
     def spans_of_shards(

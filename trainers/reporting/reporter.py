@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from models.objective import as_scalars
 from strategies.cluster.spec import Cluster
-from strategies.common.console import Console, ProgressMetrics
+from strategies.common.console import Console
 from strategies.common.errors import DivergedError, NotSavedError
 from strategies.common.types import LoopFunction
 from strategies.common.write_errors import WriteErrorReporter, disk_error
@@ -142,13 +142,14 @@ class Reporter(NullReporter):
     def show_progress(self, event: StepEvent) -> None:
         results = event.results
         examples = float(results.sums["examples"].sum())
-        figures = ProgressMetrics(
+        self._console.advance(
+            event.step,
+            event.last_step,
             loss=float(results.sums["loss"].sum()) / examples,
             # Speed of this call only; metrics.jsonl has the mean of the window.
             examples_per_second=examples / event.call_seconds,
             step_seconds=event.call_seconds / results.applied_steps,
         )
-        self._console.advance(event.step, event.last_step, figures)
 
     def profile(self, event: StepEvent) -> None:
         self._writer.profile.turn(event)
