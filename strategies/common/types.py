@@ -215,11 +215,15 @@ class StepPhases(NamedTuple):
     worker_seconds: np.ndarray | None = None
 
 
-class StepFuture(Protocol):
-    """Results of steps that may still be running."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepFuture:
+    """Results of steps that may still be running.
 
-    def fetch(self) -> StepResults:
-        """Waits for the steps and returns what they reported."""
+    Attributes:
+      fetch: Function that waits for the steps and returns what they reported.
+    """
+
+    fetch: Callable[[], StepResults]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -113,9 +113,10 @@ class AsynchronousTowers:
             self.trace(batches)
         pieces = _pieces(batches.next_step, num_steps, observe, len(self._towers))
         batches.next_step += num_steps
-        return _RunningSteps(
+        running = _RunningSteps(
             self._towers, batches, pieces, local_flags or SyncedFlags()
         )
+        return StepFuture(running.fetch)
 
 
 class _Tower:
@@ -184,7 +185,7 @@ class _Tower:
 
 
 class _RunningSteps:
-    """Pieces of a call that towers are running. Satisfies `StepFuture`."""
+    """Pieces of a call that towers are running."""
 
     def __init__(
         self,

@@ -26,7 +26,6 @@ from strategies.inner_loop.input import Steps, TimedBatch
 from strategies.inner_loop.results import (
     START,
     WAIT,
-    CompletedSteps,
     Packing,
     step_results,
 )
@@ -106,7 +105,7 @@ class InnerLoop:
         self._step.input.keep(batches, left)
         results = self.results(outputs)
         self._step.after_call()
-        return CompletedSteps(results)
+        return StepFuture(lambda: results)
 
     def results(self, outputs: Sequence[Any]) -> StepResults:
         """Returns the results of one call, from the outputs of the function."""

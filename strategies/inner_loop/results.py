@@ -193,16 +193,6 @@ def step_results(
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CompletedSteps:
-    """Results that are complete already. Satisfies `StepFuture`."""
-
-    results: StepResults
-
-    def fetch(self) -> StepResults:
-        return self.results
-
-
 def _by_stage(figures: Mapping[str, np.ndarray]) -> np.ndarray | None:
     """Returns the compute time of each stage, [attempted, stages]; None without any."""
     num_stages = sum(name.startswith(STAGE_BUSY_SECONDS) for name in figures)

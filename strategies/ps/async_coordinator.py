@@ -115,7 +115,7 @@ class AsynchronousSteps:
                 ),
             )
             closures.append(closure)
-        return _ScheduledSteps(closures, self)
+        return StepFuture(lambda: self._results_of(closures))
 
     def _run(
         self,
@@ -152,7 +152,7 @@ class AsynchronousSteps:
             kept = tf.identity(sealed)
         return kept, tf.zeros([])
 
-    def results_of(self, closures: Sequence[Any]) -> StepResults:
+    def _results_of(self, closures: Sequence[Any]) -> StepResults:
         """Waits for the closures of a call and returns their joint results."""
         found = [pair for c in closures for pair in self._results_of_closure(c)]
         parts, workers = zip(*found, strict=True)
@@ -210,14 +210,3 @@ def divided(num_steps: int, num_workers: int, most: float) -> Sequence[int]:
     num_closures = max(min(num_rounds * num_workers, num_steps), 1)
     least, more = divmod(num_steps, num_closures)
     return [least + (index < more) for index in range(num_closures)]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _ScheduledSteps:
-    """Scheduled closures in the order of their steps. Satisfies `StepFuture`."""
-
-    closures: Sequence[Any]
-    steps: AsynchronousSteps
-
-    def fetch(self) -> StepResults:
-        return self.steps.results_of(self.closures)

@@ -11,7 +11,6 @@ worker: no step passes through Python.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -121,7 +120,9 @@ class SynchronousSteps:
             # The closures read from the window that they were scheduled with.
             self.free_workers()
         self._start_workers(batches, num_steps)
-        return _LedSteps(lambda: self._lead(num_steps, observe, local_flags))
+        return StepFuture(
+            lambda: _in_thread(lambda: self._lead(num_steps, observe, local_flags))
+        )
 
     def free_workers(self, patience_seconds: float | None = None) -> None:
         """Ends the workers' closures, so that other closures can be scheduled.
@@ -226,22 +227,17 @@ def _advice_hidden() -> Iterator[None]:
         logger.setLevel(level)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _LedSteps:
-    """Steps that run when their results are requested. Satisfies `StepFuture`."""
+def _in_thread(lead: Callable[[], StepResults]) -> StepResults:
+    """Returns the results of steps that a thread runs."""
+    # Python handles no signal while its main thread waits inside TensorFlow. A wait for
+    # a future is a wait in Python.
+    future: Future[StepResults] = Future()
 
-    lead: Callable[[], StepResults]
-
-    def fetch(self) -> StepResults:
-        """Runs the steps in a thread and returns their results."""
-        # Python handles no signal while its main thread waits inside TensorFlow. A wait
-        # for a future is a wait in Python.
-        future: Future[StepResults] = Future()
-        threading.Thread(target=self._lead_into, args=(future,), daemon=True).start()
-        return future.result()
-
-    def _lead_into(self, future: Future[StepResults]) -> None:
+    def run() -> None:
         try:
-            future.set_result(self.lead())
+            future.set_result(lead())
         except BaseException as error:
             future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future.result()

@@ -12,7 +12,6 @@ from strategies.common.console import Console
 from strategies.common.private_apis.graphs import graphs_collected
 from strategies.common.text import table_lines
 from strategies.common.types import LoopFunction, StepFuture, SummaryLevel, SyncedFlags
-from strategies.inner_loop.results import CompletedSteps
 from trainers.loop.parts import TrainingParts
 from trainers.reporting.run_description import short_name, variable_placements
 from trainers.reporting.tensorboard import Summaries, table
@@ -64,7 +63,7 @@ class PlacementRecorder:
         self._tell(_placed(graphs))
         # Later calls run the same graphs.
         self._tell = None
-        return CompletedSteps(results)
+        return StepFuture(lambda: results)
 
 
 def _placed(graphs: Sequence[Any]) -> list[Placed]:
