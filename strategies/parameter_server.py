@@ -109,13 +109,7 @@ class ParameterServer(Strategy):
 
     @classmethod
     def serve(cls, config: StrategyConfig, cluster: Cluster, ending: EndingPath) -> int:
-        return serve(
-            cluster,
-            config.startup_timeout_seconds,
-            config.peer_timeout_seconds,
-            config.stop_timeout_seconds,
-            pathlib.Path(ending(cluster.task)),
-        )
+        return serve(config, cluster, pathlib.Path(ending(cluster.task)))
 
     def scope(self) -> AbstractContextManager[Any]:
         return self._placement.scope()

@@ -189,27 +189,14 @@ def _check_type(name: str, value: Any, hint: Any, optional: bool) -> None:
 
 def _check_word(name: str, field: dataclasses.Field, value: str) -> None:
     choices = choices_of(field)
-    if choices is not None:
-        if value not in choices:
-            _check_beyond(name, field, value, choices)
-    elif "\0" in value or not _is_unicode(value):
-        raise UsageError(
-            f"{name}={shown(value)} is not accepted: it takes text in UTF-8 "
-            "without null characters."
-        )
-
-
-def _check_beyond(
-    name: str, field: dataclasses.Field, value: str, choices: Sequence[str]
-) -> None:
-    """Raises UsageError for a word outside of the choices unless `why_not` accepts it.
-
-    Raises:
-      UsageError: Neither the choices nor `why_not` accept the word.
-    """
     why_not: Callable[[str], str | None] | None = field.metadata["why_not"]
-    unknown = f"is unknown; choose one of {', '.join(choices)}."
-    problem = unknown if why_not is None else why_not(value)
+    problem = None
+    if choices is None:
+        if "\0" in value or not _is_unicode(value):
+            problem = "is not accepted: it takes text in UTF-8 without null characters."
+    elif value not in choices:
+        unknown = f"is unknown; choose one of {', '.join(choices)}."
+        problem = unknown if why_not is None else why_not(value)
     if problem is not None:
         raise UsageError(f"{name}={shown(value)} {problem}")
 

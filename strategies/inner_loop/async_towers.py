@@ -29,12 +29,8 @@ from strategies.common.types import (
 )
 from strategies.inner_loop.input import IndexedInput
 from strategies.inner_loop.loop import InnerLoop
-from strategies.inner_loop.staleness import (
-    REPORTED,
-    apply_then_count,
-    joined,
-    read_then_compute,
-)
+from strategies.inner_loop.results import STALENESS
+from strategies.inner_loop.staleness import changes_of, joined
 from strategies.inner_loop.step import Step
 
 # Number of pieces of a call for each tower. With few long pieces all towers would wait
@@ -138,7 +134,7 @@ class _Tower:
             self._apply,
             first=lambda summed: summed[0],
             input=IndexedInput(self._batch_at),
-            reported=() if update is None else REPORTED,
+            reported=() if update is None else (STALENESS,),
         )
         self.loop = InnerLoop(step, replica_step, update)
 
@@ -168,20 +164,29 @@ class _Tower:
     def _compute(
         self, replica_step: ReplicaFunction, batch: Batch
     ) -> tuple[ReplicaOutputs, tf.Tensor]:
-        def compute(batch: Batch) -> ReplicaOutputs:
-            with tf.device(self._device):
-                return replica_step(batch)
+        """Returns outputs of a batch, and the version of the weights that they used.
 
-        if self._update is None:
-            return compute(batch), tf.zeros([], tf.int64)
-        return read_then_compute(self._update, compute, batch)
+        The version is the number of applied updates.
+        """
+        version = tf.zeros([], tf.int64)
+        if self._update is not None:
+            version = self._update.applied_updates()
+        # The step reads its weights after the version. It may use newer weights than
+        # the version says, never older ones.
+        with tf.control_dependencies([version]):
+            batch = tf.nest.map_structure(tf.identity, batch)
+            with tf.device(self._device):
+                return replica_step(batch), version
 
     def _apply(
         self, update: Update, summed: tuple[ReplicaOutputs, tf.Tensor]
     ) -> Mapping[str, tf.Tensor]:
         outputs, version = summed
         with tf.device(self._parameter_device):
-            return apply_then_count(update, lambda: update.apply(outputs), version)
+            # Counted once the update is complete, as in `strategies.ps.async_worker`.
+            with tf.control_dependencies([changes_of(lambda: update.apply(outputs))]):
+                count = update.increment_step()
+            return {STALENESS: count - 1 - version}
 
 
 class _RunningSteps:

@@ -10,59 +10,13 @@ staleness may be one too high, and never too low.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from strategies.common.private_apis.graphs import run_after
-from strategies.common.types import (
-    Batch,
-    ReplicaOutputs,
-    StepPhases,
-    StepResults,
-    Update,
-)
-from strategies.inner_loop.results import STALENESS
-
-# Names of the values that a step reports in addition to its sums.
-REPORTED = (STALENESS,)
-
-
-def read_then_compute(
-    update: Update, compute: Callable[[Batch], ReplicaOutputs], batch: Batch
-) -> tuple[ReplicaOutputs, tf.Tensor]:
-    """Returns the outputs of a batch and the version of the weights that they used.
-
-    The version is the number of applied updates.
-
-    Args:
-      update: Update that counts applied updates.
-      compute: Function that reads the weights and computes the outputs.
-      batch: Batch for `compute`.
-    """
-    version = update.applied_updates()
-    # The step reads its weights after the version. It may use newer weights than the
-    # version says, never older ones.
-    with tf.control_dependencies([version]):
-        return compute(tf.nest.map_structure(tf.identity, batch)), version
-
-
-def apply_then_count(
-    update: Update, apply: Callable[[], None], version: tf.Tensor
-) -> Mapping[str, tf.Tensor]:
-    """Changes the weights, counts the update, and returns its staleness.
-
-    Args:
-      update: Update that counts atomically.
-      apply: Function that changes the weights.
-      version: Version of the weights that the gradient used.
-    """
-    # The update is counted once it is complete. An earlier count could include an
-    # update that a dying worker never completes.
-    with tf.control_dependencies([changes_of(apply)]):
-        count = update.increment_step()
-    return {STALENESS: count - 1 - version}
+from strategies.common.types import StepPhases, StepResults
 
 
 def changes_of(apply: Callable[[], None]) -> tf.Operation:

@@ -9,6 +9,7 @@ import pathlib
 import signal
 import time
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -20,6 +21,9 @@ from strategies.cluster.spec import Cluster
 from strategies.common.errors import PeerLostError
 from strategies.common.signals import requests_to_stop
 
+if TYPE_CHECKING:
+    from strategies.config import StrategyConfig
+
 # TensorFlow chooses one thread on one core. A scheduled function that calls another
 # function then waits for ever (TensorFlow 2.21, worker pinned with sched_setaffinity).
 _LEAST_INTER_OP_THREADS = 4
@@ -28,22 +32,14 @@ _SECONDS_UNTIL_LOST = 3.0
 _SECONDS_TO_GIVE_BACK = 10.0
 
 
-def serve(
-    cluster: Cluster,
-    startup_timeout_seconds: float,
-    peer_timeout_seconds: float,
-    stop_timeout_seconds: float,
-    shutdown_file: pathlib.Path,
-) -> int:
+def serve(config: StrategyConfig, cluster: Cluster, shutdown_file: pathlib.Path) -> int:
     """Serves until the chief shuts this task down or is dead.
 
     TensorFlow's own `Server.join` outlives a dead chief for ever.
 
     Args:
+      config: Configuration with the time limits.
       cluster: Cluster with this worker or parameter server as its own task.
-      startup_timeout_seconds: Longest wait for the other tasks to start.
-      peer_timeout_seconds: Longest silence of the chief's machine.
-      stop_timeout_seconds: Time for the chief's checkpoint after a signal.
       shutdown_file: File that the chief writes when it ends.
 
     Returns:
@@ -59,7 +55,7 @@ def serve(
     # Reports a port that is in use before TensorFlow starts its server.
     with hold_port(cluster):
         pass
-    signals = _Signals(stop_timeout_seconds)
+    signals = _Signals(config.stop_timeout_seconds)
     server = tf.distribute.Server(
         cluster_spec(cluster),
         job_name=cluster.job,
@@ -69,11 +65,13 @@ def serve(
     )
     del server  # It serves until the process ends.
     answer_questions(cluster)
-    wait_for_tasks(cluster.peers(), startup_timeout_seconds, signals.received)
+    wait_for_tasks(cluster.peers(), config.startup_timeout_seconds, signals.received)
     if signals.received():
         return signals.exit_code
     address = cluster.addresses["chief"][0]
-    chief = PeerProbe("chief-0", address, _SECONDS_UNTIL_LOST, peer_timeout_seconds)
+    chief = PeerProbe(
+        "chief-0", address, _SECONDS_UNTIL_LOST, config.peer_timeout_seconds
+    )
     while not signals.is_over():
         exit_code = _read_once(shutdown_file)
         if exit_code == PeerLostError.exit_code:
