@@ -15,7 +15,6 @@ import pathlib
 import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from errno import EFBIG, EINVAL, EISDIR, ENAMETOOLONG
 from typing import Any
 
 from strategies.common.errors import UsageError
@@ -38,12 +37,12 @@ def read_small(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> st
     with open(descriptor, "rb") as file:
         mode = os.fstat(descriptor).st_mode
         if stat.S_ISDIR(mode):
-            raise IsADirectoryError(EISDIR, os.strerror(EISDIR), path)
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         if not stat.S_ISREG(mode):
-            raise OSError(EINVAL, "it is a pipe or device, not a file", path)
+            raise OSError(errno.EINVAL, "it is a pipe or device, not a file", path)
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
-        raise OSError(EFBIG, f"it is larger than {most_bytes >> 20} MiB", path)
+        raise OSError(errno.EFBIG, f"it is larger than {most_bytes >> 20} MiB", path)
     return content.decode("utf-8")
 
 
@@ -138,6 +137,7 @@ def check_writable(path: pathlib.Path, name: str) -> None:
     ups = [index for index, part in enumerate(path.parts) if part == ".."]
     ways_up = [pathlib.Path(*path.parts[:index]) for index in ups]
     missing = next((way for way in ways_up if not way.is_dir()), None)
+    longest_name = max((len(os.fsencode(part)) for part in path.parts), default=0)
     existing = path.absolute()
     while not is_there(existing):
         existing = existing.parent
@@ -147,16 +147,11 @@ def check_writable(path: pathlib.Path, name: str) -> None:
         reason = f"{existing} is not a folder"
     elif not os.access(existing, os.W_OK | os.X_OK):
         reason = f"{existing} is not writable"
-    elif _longest_part(path) > os.pathconf(existing, "PC_NAME_MAX"):
-        reason = f"{os.strerror(ENAMETOOLONG)} of a folder"
+    elif longest_name > os.pathconf(existing, "PC_NAME_MAX"):
+        reason = f"{os.strerror(errno.ENAMETOOLONG)} of a folder"
     else:
         return
     raise UsageError(f"{name} cannot be used: {reason}; choose another.")
-
-
-def _longest_part(path: pathlib.Path) -> int:
-    """Returns the bytes of the longest name in a path."""
-    return max((len(os.fsencode(part)) for part in path.parts), default=0)
 
 
 def is_url(path: str) -> bool:

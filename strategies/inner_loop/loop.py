@@ -110,22 +110,18 @@ class InnerLoop:
     def results(self, outputs: Sequence[Any]) -> StepResults:
         """Returns the results of one call, from the outputs of the function."""
         # `figures` has a row for each requested step; the loop may have ended earlier.
-        attempted, finite, figures, stop, details, norm = map(np.asarray, outputs)
+        attempted, finite, figures, stop, packed, norm = map(np.asarray, outputs)
+        details = {}
+        # Empty if the observed step was not reached.
+        if packed.size:
+            details = {**self._details.unpack(packed), "weight_norm": norm}
         return step_results(
             self._figures.unpack(figures[:attempted]),
             applied_steps=int(attempted) - int(not finite),
             stop=float(stop.flat[-1]),
             last_ended=float(stop.flat[0]),
-            details=self._all_details(details, norm),
+            details=details,
         )
-
-    def _all_details(
-        self, details: np.ndarray, weight_norm: np.ndarray
-    ) -> dict[str, np.ndarray]:
-        """Returns the details by name; empty if the observed step was not reached."""
-        if not details.size:
-            return {}
-        return {**self._details.unpack(details), "weight_norm": weight_norm}
 
     def _run(
         self,

@@ -25,13 +25,10 @@ class Template:
     """A process that has done the imports, and is forked for every process."""
 
     def __init__(self, process: subprocess.Popen | ForkedProcess, link: socket.socket):
+        self.pid = process.pid
         self._process = process
         self._link = link
         self._is_ready = False
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def wait_until_ready(self) -> None:
         """Waits for the end of the imports.

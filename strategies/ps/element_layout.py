@@ -132,6 +132,10 @@ class ElementLayout:
     """Layout of the values of one server in the components of a queue's element.
 
     A server sums gradients, so that it decodes the compressed ones first.
+
+    Attributes:
+      sent: Layout of the components that are sent.
+      summed: Layout of the components that are summed.
     """
 
     def __init__(self, values: Sequence[Any]):
@@ -147,32 +151,20 @@ class ElementLayout:
             else None
             for value in values
         ]
-        self._sent = GradientPacking.of(_flat(values))
+        self.sent = GradientPacking.of(_flat(values))
         self.summed = GradientPacking.of(
             [v.spec if isinstance(v, CompressedGradient) else v for v in values]
         )
 
-    def dtypes(self) -> list[tf.DType]:
-        """Returns the types of the components that are sent."""
-        return self._sent.dtypes()
-
-    def shapes(self) -> list[tf.TensorShape]:
-        """Returns the shapes of the components that are sent."""
-        return self._sent.shapes()
-
-    def filled(self, value: float) -> list[tf.Tensor]:
-        """Returns components to send, with `value` in the floating ones."""
-        return self._sent.filled(value)
-
     def pack(self, values: Sequence[Any]) -> list[tf.Tensor]:
         """Returns the components of values of this layout."""
-        return self._sent.pack(_flat(values))
+        return self.sent.pack(_flat(values))
 
     def decoded(self, components: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
         """Returns components as they are summed, from components as sent."""
         if not any(self._compressed):
             return components
-        received = iter(self._sent.unpack(components))
+        received = iter(self.sent.unpack(components))
         values = []
         for compressed in self._compressed:
             if compressed is None:

@@ -58,20 +58,16 @@ class GradientQueues:
         """
         self._servers = servers
         self._server_of_gradient = [servers.index(d) for d in gradient_devices]
-        self._num_workers = num_workers
+        self.num_workers = num_workers
         self._num_required = num_required
         self._structure: ReplicaOutputs | None = None
         self._layouts: list[ElementLayout] = []
         self._queues: list[tf.queue.FIFOQueue] = []
 
     @property
-    def num_workers(self) -> int:
-        return self._num_workers
-
-    @property
     def leaves_out_late_ones(self) -> bool:
         """True if an update may proceed without some workers."""
-        return self._num_required < self._num_workers
+        return self._num_required < self.num_workers
 
     def send(
         self,
@@ -124,10 +120,10 @@ class GradientQueues:
     def give_up(self) -> None:
         """Ends a `take` that waits, with a sum of NaN."""
         # The loop stops at a sum that is not finite, without an update.
-        nothing = [layout.filled(float("nan")) for layout in self._layouts]
+        nothing = [layout.sent.filled(float("nan")) for layout in self._layouts]
         for server, queue, components in self._each(nothing):
             with tf.device(server):
-                for worker in range(self._num_workers):
+                for worker in range(self.num_workers):
                     marks = tf.constant(_ANY_ATTEMPT), tf.constant(worker, tf.int64)
                     queue.enqueue([*marks, *components])
 
@@ -140,7 +136,7 @@ class GradientQueues:
         queues = []
         for server, layout in zip(self._servers, self._layouts, strict=True):
             with tf.init_scope(), tf.device(server):
-                types = [tf.int64, tf.int64, *layout.dtypes()]
+                types = [tf.int64, tf.int64, *layout.sent.dtypes()]
                 queues.append(tf.queue.FIFOQueue(-1, types))
         return queues
 
@@ -190,7 +186,7 @@ class GradientQueues:
         """
         layout = self._layouts[index]
         summed = layout.summed
-        workers = tf.range(self._num_workers, dtype=tf.int64)
+        workers = tf.range(self.num_workers, dtype=tf.int64)
 
         def proceed(received: tf.Tensor, late: tf.Tensor, *totals: Any) -> tf.Tensor:
             return tf.reduce_sum(tf.cast(received, tf.int32)) < self._num_required
@@ -210,7 +206,7 @@ class GradientQueues:
             late += tf.cast(sent < attempt, tf.float64)
             return (received | (tf.equal(workers, worker) & wanted), late, *added)
 
-        nobody = tf.zeros([self._num_workers], tf.bool)
+        nobody = tf.zeros([self.num_workers], tf.bool)
         received, late, *totals = tf.while_loop(
             proceed,
             body,
@@ -223,7 +219,7 @@ class GradientQueues:
         """Takes an element and restores the static shapes of its parts."""
         # A queue forgets all shapes if one of them is not fully known.
         element = self._queues[index].dequeue()
-        shapes = [[], [], *self._layouts[index].shapes()]
+        shapes = [[], [], *self._layouts[index].sent.shapes()]
         for part, shape in zip(element, shapes, strict=True):
             part.set_shape(shape)
         return element

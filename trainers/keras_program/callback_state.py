@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from strategies.common.private_apis.callbacks import profiles_batches
+from strategies.common.private_apis.models import profiles_batches
 from trainers.run_dir.encoding import as_plain, decoded, encoded
 from trainers.run_dir.train_state import EPOCHS
 

@@ -1,4 +1,4 @@
-"""Private names of models and layers."""
+"""Private names of models, layers and callbacks."""
 
 from __future__ import annotations
 
@@ -148,3 +148,13 @@ def mask_of(tensor: Any) -> Any:
     masking.py, `get_keras_mask`).
     """
     return getattr(tensor, "_keras_mask", None)
+
+
+def profiles_batches(callback: keras.callbacks.Callback) -> bool:
+    """Returns whether a callback is a TensorBoard with `profile_batch`.
+
+    It keeps the range of batches under private names alone (keras/src/callbacks/
+    tensorboard.py, `_init_profile_batch`).
+    """
+    is_board = isinstance(callback, keras.callbacks.TensorBoard)
+    return is_board and callback._should_trace
