@@ -4,41 +4,45 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from trainers.config.config import Config
 from trainers.experiments.explain.breakdown import Breakdown
 
-
-class Limit(NamedTuple):
-    """Number at which a rule decides, with the reason for it."""
-
-    value: float
-    reason: str
-
-
-LIMITS: Mapping[str, Limit] = {
-    "share": Limit(0.2, "less than a fifth of the time is not worth a change"),
-    "cpu_wait": Limit(0.4, "threads of idle machines wait 1 to 25 % for a core"),
-    "other_busy_cores": Limit(0.3, "programs at rest use less than a tenth of a core"),
-    "caused_wait": Limit(0.75, "two equal replicas are each slowest half of the time"),
-    "slower": Limit(1.5, "equal replicas on shared cores differ by up to a third"),
-    "bytes_per_second": Limit(50e6, "loopback brings 250 MB/s, 1 Gbit/s brings 110"),
-    "wire_bytes": Limit(1 << 20, "below, a message costs its latency, not its bytes"),
-    "examples": Limit(8, "a replica's usual shard is 16 examples or more"),
-    "variables": Limit(100, "a model of 20 usual layers has 40 variables"),
-    "variable_bytes": Limit(
-        16 << 10, "smaller ones take a message's or op's fixed cost"
-    ),
-    "operation_seconds": Limit(
-        30e-6, "an operation that computes nothing takes 2 to 10"
-    ),
-    "summary_steps": Limit(20, "by default 100 steps or more are between summaries"),
-    "checkpoint_seconds": Limit(0.7, "a checkpoint without data takes 0.1 to 0.4 s"),
-    "disk_bytes_per_second": Limit(20e6, "slow hard disks write 50 MB/s"),
-    "stage": Limit(3.0, "a layer cannot be divided: default stages differ by 2.5"),
+# Numbers at which the rules decide, each with the reason for it.
+LIMITS: Mapping[str, float] = {
+    # Less than a fifth of the time is not worth a change.
+    "share": 0.2,
+    # Threads of idle machines wait 1 to 25 % for a core.
+    "cpu_wait": 0.4,
+    # Programs at rest use less than a tenth of a core.
+    "other_busy_cores": 0.3,
+    # Two equal replicas are each slowest half of the time.
+    "caused_wait": 0.75,
+    # Equal replicas on shared cores differ by up to a third.
+    "slower": 1.5,
+    # Loopback brings 250 MB/s, 1 Gbit/s brings 110.
+    "bytes_per_second": 50e6,
+    # Below, a message costs its latency, not its bytes.
+    "wire_bytes": 1 << 20,
+    # A replica's usual shard is 16 examples or more.
+    "examples": 8,
+    # A model of 20 usual layers has 40 variables.
+    "variables": 100,
+    # Smaller ones take a message's or operation's fixed cost.
+    "variable_bytes": 16 << 10,
+    # An operation that computes nothing takes 2 to 10 microseconds.
+    "operation_seconds": 30e-6,
+    # By default 100 steps or more are between summaries.
+    "summary_steps": 20,
+    # A checkpoint without data takes 0.1 to 0.4 s.
+    "checkpoint_seconds": 0.7,
+    # Slow hard disks write 50 MB/s.
+    "disk_bytes_per_second": 20e6,
+    # A layer cannot be divided: default stages differ by 2.5.
+    "stage": 3.0,
 }
 
 
@@ -105,13 +109,13 @@ class Facts:
         steps = sum(sum(s) for s in self.breakdown.replicas[0].steps.values())
         step_seconds = steps / len(self.breakdown.replicas[0].starts)
         cost = step_seconds / max(self.any("num_operations"), 1)
-        return bool(cost < LIMITS["operation_seconds"].value)
+        return bool(cost < LIMITS["operation_seconds"])
 
 
 def find_causes(facts: Facts) -> list[Cause]:
     """Returns all causes that are worth a change, the largest first."""
     found = [cause for rule in RULES for cause in rule(facts)]
-    found = [cause for cause in found if cause.share >= LIMITS["share"].value]
+    found = [cause for cause in found if cause.share >= LIMITS["share"]]
     return sorted(found, key=lambda cause: -cause.share)
 
 
@@ -134,9 +138,9 @@ def _crowded_cores(facts: Facts) -> Iterator[Cause]:
     part = waited / max(waited + facts.total("cpu"), 1e-9)
     others = facts.measured.get("other_busy_cores") or 0.0
     # Threads of one run wait for each other now and then.
-    is_shared = others >= LIMITS["other_busy_cores"].value
+    is_shared = others >= LIMITS["other_busy_cores"]
     is_full = len(facts.breakdown.replicas) > cores
-    if part < LIMITS["cpu_wait"].value or not (is_shared or is_full):
+    if part < LIMITS["cpu_wait"] or not (is_shared or is_full):
         return
     # Threads wait side by side, so that the first is an upper bound of the lost time.
     tasks = facts.breakdown.tasks.values()
@@ -163,13 +167,13 @@ def _slow_input(facts: Facts) -> Iterator[Cause]:
 def _slow_worker(facts: Facts) -> Iterator[Cause]:
     breakdown = facts.breakdown
     slowest, caused = breakdown.slowest, breakdown.caused_wait_seconds
-    if slowest is None or max(caused) < LIMITS["caused_wait"].value * sum(caused):
+    if slowest is None or max(caused) < LIMITS["caused_wait"] * sum(caused):
         return
     place = int(np.argmax(caused))
     computed = facts.shares("compute")
     usual = float(np.median(np.delete(computed, place)))
     factor = computed[place] / max(usual, 1e-9)
-    if factor < LIMITS["slower"].value:
+    if factor < LIMITS["slower"]:
         return
     words = f"all wait for {slowest.name}, which computes {factor:.1f} times as long"
     remedy = f"look at the machine of {slowest.name}, or train without it"
@@ -186,8 +190,8 @@ def _slow_wire(facts: Facts) -> Iterator[Cause]:
     # The wire takes equally long for all replicas.
     seconds = float(np.mean(replica.steps["wire"]))
     speed = sent / max(seconds, 1e-9)
-    is_slow = speed < LIMITS["bytes_per_second"].value
-    if sent < LIMITS["wire_bytes"].value or not is_slow:
+    is_slow = speed < LIMITS["bytes_per_second"]
+    if sent < LIMITS["wire_bytes"] or not is_slow:
         return
     words = f"the network brings {speed / 1e6:.0f} MB/s for {sent / 1e6:.1f} MB a step"
     remedy = (
@@ -204,7 +208,7 @@ def _small_work(facts: Facts) -> Iterator[Cause]:
     share = float(facts.shares("compute", "wire", "update", "python").max())
     count = facts.any("num_variables")
     size = facts.any("variable_bytes") / max(count, 1)
-    if count >= LIMITS["variables"].value and size < LIMITS["variable_bytes"].value:
+    if count >= LIMITS["variables"] and size < LIMITS["variable_bytes"]:
         words = f"{count} variables have {size:.0f} bytes each, and each costs "
         words += "operations of a fixed time"
         remedy = "merge small layers into fewer large ones"
@@ -213,7 +217,7 @@ def _small_work(facts: Facts) -> Iterator[Cause]:
     # Asynchronous replicas take whole global batches.
     shards = facts.config.strategy.num_shards(facts.result["num_replicas"])
     examples = facts.config.length.global_batch_size / shards
-    if examples < LIMITS["examples"].value:
+    if examples < LIMITS["examples"]:
         words = (
             f"{examples:g} examples a replica are less work than starting operations"
         )
@@ -224,7 +228,7 @@ def _histograms(facts: Facts) -> Iterator[Cause]:
     report = facts.config.report
     intervals = [report.summary_every_steps, report.histogram_every_steps]
     interval = min(steps for steps in intervals if steps)
-    if interval > LIMITS["summary_steps"].value:
+    if interval > LIMITS["summary_steps"]:
         return
     kind, option = "summaries", "summary_every_steps"
     if interval == report.histogram_every_steps:
@@ -244,8 +248,8 @@ def _slow_disk(facts: Facts) -> Iterator[Cause]:
         return
     # An optimizer has up to two numbers for each weight.
     size = 3 * facts.any("variable_bytes")
-    usual = LIMITS["checkpoint_seconds"].value
-    usual += size / LIMITS["disk_bytes_per_second"].value
+    usual = LIMITS["checkpoint_seconds"]
+    usual += size / LIMITS["disk_bytes_per_second"]
     if np.median(saved) < usual:
         return
     words = f"a checkpoint takes {np.median(saved):.1f} s, {usual:.1f} s would be slow"
@@ -259,7 +263,7 @@ def _uneven_stages(facts: Facts) -> Iterator[Cause]:
         return
     busy = np.array([1 - stage["idle_share"] for stage in stages])
     factor = busy.max() / max(np.median(np.delete(busy, busy.argmax())), 1e-9)
-    if factor < LIMITS["stage"].value:
+    if factor < LIMITS["stage"]:
         return
     words = f"stage {busy.argmax()} works {factor:.1f} times as long as the others"
     remedy = "move layers to other stages with --pipeline_stages, or leave it out"

@@ -11,7 +11,7 @@ import pytest
 
 from trainers.config.config import Config
 from trainers.experiments.explain.breakdown import WITHIN_A_STEP, breakdown_of
-from trainers.experiments.explain.causes import LIMITS, Facts, find_causes
+from trainers.experiments.explain.causes import Facts, find_causes
 from trainers.experiments.explain.report import Report, trace_of
 
 # Steps of one task: seconds of input, compute of each replica, exchange, and update.
@@ -257,10 +257,6 @@ def test_workers_that_take_turns_to_be_last_are_no_cause() -> None:
         mixed[:3] = computed[other][:3]
         tasks[own]["steps"]["computed"] = mixed.tolist()
     assert names_of(facts_of(workers(*tasks))) == []
-
-
-def test_each_limit_has_a_reason() -> None:
-    assert all(limit.reason and limit.value for limit in LIMITS.values())
 
 
 def test_a_trace_shows_the_same_times() -> None:

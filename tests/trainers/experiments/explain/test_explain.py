@@ -24,7 +24,7 @@ NUM_REPETITIONS = 10
 # The goal is that none of 20 healthy runs names a cause; there are ten strategies.
 NUM_HEALTHY = 2
 # If other programs keep more cores busy, that is a cause that nobody planted.
-_MOST_BUSY_CORES = LIMITS["other_busy_cores"].value
+_MOST_BUSY_CORES = LIMITS["other_busy_cores"]
 
 
 def explained(
