@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,30 +42,17 @@ _IN_THE_TERMINAL = {
 _NOT_MEASURED = "-"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Section:
-    """A further section of the two pages.
-
-    Attributes:
-      title: Heading.
-      lines: Text of its list.
-      note: Text below them.
-      svg: Chart, in report.html only.
-    """
-
-    title: str
-    lines: Sequence[str]
-    note: str
-    svg: str
-
-
 def write_report(
     folder: ComparisonFolder,
     conclusion: Mapping[str, Any],
     runs: Sequence[Run],
-    sections: Sequence[Section] = (),
+    sections: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """Writes the three files, comparison.json last."""
+    """Writes the three files, comparison.json last.
+
+    Each of `sections`, after the table of metrics, has a title, the lines of a list, a
+    note below them, and the svg of a chart, in report.html only.
+    """
     pages = jinja2.Environment(
         loader=jinja2.PackageLoader("trainers.experiments.compare"),
         autoescape=jinja2.select_autoescape(["html.j2"]),

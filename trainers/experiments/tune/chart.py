@@ -8,13 +8,12 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from trainers.experiments.compare.report import Section
 from trainers.experiments.drawing import COLOURS, drawn
 from trainers.experiments.tune.report_part import words_of_arms, words_of_differences
 
 
-def section_of(tuning: Mapping[str, Any]) -> Section:
-    """Returns the section of a report, from `tuning` of comparison.json."""
+def section_of(tuning: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a section of a report, from `tuning` of comparison.json."""
     steps = tuning["steps"]
     lengths = ", ".join(f"{rung['steps']:,}" for rung in tuning["rungs"])
     note = (
@@ -26,9 +25,12 @@ def section_of(tuning: Mapping[str, Any]) -> Section:
         f"({lengths} steps), the stronger the line; a star is the tuned value, a ring "
         "the given one, a cross a run that did not complete."
     )
-    lines = [*words_of_arms(tuning), *words_of_differences(tuning)]
-    svg = drawn(_draw, tuning, height=3.4)
-    return Section(f"Search of {tuning['setting']}", lines, note, svg)
+    return {
+        "title": f"Search of {tuning['setting']}",
+        "lines": [*words_of_arms(tuning), *words_of_differences(tuning)],
+        "note": note,
+        "svg": drawn(_draw, tuning, height=3.4),
+    }
 
 
 def _draw(figure: Figure, tuning: Mapping[str, Any]) -> None:
