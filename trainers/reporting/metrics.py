@@ -18,6 +18,7 @@ from trainers.reporting.step_phases import WARM_UP_CALLS, PhaseMeter
 from trainers.run_dir.encoding import decoded, encoded
 from trainers.run_dir.train_state import TrainCounters
 
+# From sums over examples to the loss and metrics.
 Results = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
@@ -44,14 +45,7 @@ class RunMetrics:
         results: Results,
         phases: PhaseMeter | None = None,
     ):
-        """Starts with nothing counted.
-
-        Args:
-          clock: Wall time by kind of work.
-          pipeline: Stages of the model; None for a model that is not partitioned.
-          results: Function from sums over examples to the loss and metrics.
-          phases: Times within steps; None unless they are wanted.
-        """
+        """Starts with nothing counted; only a partitioned model has a pipeline."""
         self.clock = clock
         self.phases = phases
         self.counters = TrainCounters()
