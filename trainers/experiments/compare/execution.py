@@ -51,27 +51,35 @@ class Execution:
         pending = {
             turn.arm.name
             for turn in turns
-            if turn.seed is not None and not self._is_done(turn)
+            if turn.seed is not None and not self._read(turn).is_final
         }
         for turn in turns:
+            name = turn.arm.name
             if turn.seed is None:
                 # A warm-up is only worth its time if a timed run of the arm follows.
-                skipped = turn.arm.name not in pending - self._warm
-                self._warm |= pending & {turn.arm.name}
-            else:
-                skipped = turn.arm.name in self._refused or self._is_done(turn)
-            if not skipped:
-                progress.begun(turn)
-                self._run(turn)
-            run = None if turn.seed is None else self._read(turn)
-            if skipped and run is not None:
-                run = self._with_refusal(run)
+                if name in pending - self._warm:
+                    self._warm.add(name)
+                    self._train(turn, progress)
+                progress.ended(turn, None)
+                continue
+            run = self._read(turn)
+            if not run.is_final and name in self._refused:
+                reason = f"not run: {self._refused[name]}"
+                run = dataclasses.replace(run, reason=reason)
+            elif not run.is_final:
+                exit_code = self._train(turn, progress)
+                run = self._read(turn)
+                # With a result, a program has failed after a training. A warm-up may
+                # fail because it is short.
+                if exit_code == ExitCode.USAGE and not run.result:
+                    self._refused[name] = run.reason
             progress.ended(turn, run)
-            if run is not None:
-                runs.append(run)
+            runs.append(run)
         return runs
 
-    def _run(self, turn: Turn) -> None:
+    def _train(self, turn: Turn, progress: Progress) -> int:
+        """Trains from the beginning, and returns the exit code of the process."""
+        progress.begun(turn)
         # A resumed run would be timed wrongly.
         self._folder.remove_run(turn)
         measured = measure_run(
@@ -80,21 +88,7 @@ class Execution:
             self._signals,
             self._starter,
         )
-        if turn.seed is not None and measured.exit_code == ExitCode.USAGE:
-            run = self._read(turn)
-            # With a result, a program has failed after a training. A warm-up may fail
-            # because it is short.
-            if not run.result:
-                self._refused[turn.arm.name] = run.reason
-
-    def _is_done(self, turn: Turn) -> bool:
-        return turn.seed is not None and self._read(turn).is_final
-
-    def _with_refusal(self, run: Run) -> Run:
-        """Returns a run that was not started, with the reason."""
-        if run.is_final:
-            return run
-        return dataclasses.replace(run, reason=f"not run: {self._refused[run.arm]}")
+        return measured.exit_code
 
     def _read(self, turn: Turn) -> Run:
         return read_run(

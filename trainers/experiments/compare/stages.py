@@ -54,10 +54,10 @@ def run_stages(
     settings = config.comparison
     runs: list[Run] = []
     losses: list[Loss] = []
+    dropped: set[str] = set()
     stopping, num_done = "", 0
     for num_seeds in _ends_of_stages(config, looks):
         seeds = range(config.run.seed + num_done, config.run.seed + num_seeds)
-        dropped = {loss.arm for loss in losses}
         turns = [t for t in schedule(arms, seeds) if t.arm.name not in dropped]
         progress.expect(turns)
         runs += execution.run(turns, progress)
@@ -71,7 +71,7 @@ def run_stages(
         control = control_of(arms, by_arm)
         if settings.drop_losers:
             losses += losses_at(num_seeds, by_arm, control, settings, look, dropped)
-        dropped = {loss.arm for loss in losses}
+            dropped = {loss.arm for loss in losses}
         state = state_at(num_seeds, by_arm, control, settings, look, dropped)
         progress.looked(state)
         stopping = _in_words(num_seeds, looks, state.is_decided)
