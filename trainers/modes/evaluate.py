@@ -77,10 +77,14 @@ def _settings_of(folder: RunDir, given: Config) -> Config:
     # Compared before the settings are merged: config.json may come from another person.
     check_given(of_run.to_dict(), given.to_dict(), f"--run_dir={folder.path}")
     _check_agreement(of_run, given, folder)
+    model = of_run.model
+    if model.is_custom:
+        # The flags name its function.
+        model = dataclasses.replace(model, model=given.model.model)
     return dataclasses.replace(
         of_run,
         strategy=given.strategy,
-        model=_model_of(of_run.model, given.model),
+        model=model,
         device=given.device,
         data=_data_of(folder, of_run.data, given.data),
     )
@@ -102,13 +106,6 @@ def _check_agreement(of_run: Config, given: Config, folder: RunDir) -> None:
                 f"--mode=evaluate: --run_dir={folder.path} was trained with "
                 f"{option(name)}={shown(as_argument(trained[name]))}; leave it out."
             )
-
-
-def _model_of(of_run: ModelConfig, given: ModelConfig) -> ModelConfig:
-    """Returns the run's model settings; a function is named by the flags."""
-    if not of_run.is_custom:
-        return of_run
-    return dataclasses.replace(of_run, model=given.model)
 
 
 def _data_of(folder: RunDir, of_run: DataConfig, given: DataConfig) -> DataConfig:

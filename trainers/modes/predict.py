@@ -58,42 +58,42 @@ def predict(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     num_runs = len(experiments)
     if obstacle is None:
         num_runs += len(repeated) * len(BANDWIDTHS_MBIT)
-
-    def work(execution: Execution) -> ExitCode:
-        if obstacle is not None:
-            console.warn(
-                "no network is emulated, bytes on the wire are not measured: "
-                f"{obstacle}"
-            )
-        return _predict(config, experiments, execution, has_links=obstacle is None)
-
-    folder = ExperimentDir(config.run.run_dir, "predict")
-    words = f"{_in_words(config)}; {num_runs} short runs"
-    return with_runs(folder, console, starter_of(config), words, work)
+    return with_runs(
+        ExperimentDir(config.run.run_dir, "predict"),
+        console,
+        starter_of(config),
+        f"{_in_words(config)}; {num_runs} short runs",
+        lambda execution: _predict(config, experiments, execution, obstacle),
+    )
 
 
 def _predict(
     config: Config,
     experiments: Sequence[Experiment],
     execution: Execution,
-    has_links: bool,
+    obstacle: str | None,
 ) -> ExitCode:
     # Imported late: SciPy takes half a second, which would delay an error message.
     from trainers.experiments.predict.fitting import executed_with_links, fit
     from trainers.experiments.predict.report import Report
 
+    folder, console = execution.folder, execution.console
+    if obstacle is not None:
+        console.warn(
+            f"no network is emulated, bytes on the wire are not measured: {obstacle}"
+        )
     runs = []
     for experiment, executed in executed_with_links(
-        experiments, has_links, lambda each: execution.run(each.name, each.config)
+        experiments, obstacle is None, lambda e: execution.run(e.name, e.config)
     ):
         if not executed.run.has_trained:
             return execution.end_after(executed, executed.run.arm)
         runs.append((experiment, executed))
     report = Report(config, fit(runs))
-    write_json(execution.folder.result, report.content(command_again(config)))
+    write_json(folder.result, report.content(command_again(config)))
     for line in report.lines():
-        execution.console.say(line)
-    execution.console.item("result", execution.folder.result)
+        console.say(line)
+    console.item("result", folder.result)
     return ExitCode.DONE
 
 
