@@ -87,9 +87,6 @@ class Execution:
         Runs of a program follow one another: its callbacks may write files and read
         them again, such as `BackupAndRestore`, and all share a working directory.
 
-        Returns:
-          The runs in the same order.
-
         Raises:
           StopRequested: A signal arrived; all runs have ended.
         """
@@ -135,10 +132,7 @@ class Execution:
         return Executed(_with_own_settings(config, run), run)
 
     def end_after(self, failed: Executed, name: str) -> ExitCode:
-        """Ends the experiment, because a run that it needs has failed.
-
-        Returns:
-          Exit code of the run.
+        """Ends the experiment with the exit code of a run that it needs.
 
         Raises:
           UsageError: The run rejects the settings.

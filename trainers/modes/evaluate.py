@@ -91,11 +91,7 @@ def _settings_of(folder: RunDir, given: Config) -> Config:
 
 
 def _check_agreement(of_run: Config, given: Config, folder: RunDir) -> None:
-    """Checks that no flag contradicts a setting that is taken from the run.
-
-    Raises:
-      UsageError: A flag has another value than the run.
-    """
+    """Raises UsageError if a flag contradicts a setting that the run decides."""
     trained, wanted = of_run.to_dict(), given.to_dict()
     for name, (group, _) in all_fields().items():
         if group not in _TAKEN_FROM_THE_RUN or name in PATHS:

@@ -17,10 +17,7 @@ from trainers.run_dir.training_dir import default_path
 
 
 def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
-    """Trains on this task, together with all other tasks of the cluster that train.
-
-    Returns:
-      Exit code of the run.
+    """Trains on this task, with all other tasks that train; returns the exit code.
 
     Raises:
       UsageError: The configuration cannot be run; nothing has been written.

@@ -88,8 +88,6 @@ class NullReporter:
     def roll_back(self, error: DivergedError) -> int | None:
         """Restores a checkpoint from before a divergence, with a lower learning rate.
 
-        Returns the step of the checkpoint; None if there is none to go back to.
-
         Returns:
           Step of the checkpoint; None if there is none to go back to.
         """
@@ -101,18 +99,10 @@ class NullReporter:
         self._console.say(f"{self._cluster.task} goes back to step {step}")
 
     def require_folder(self) -> None:
-        """Checks that the run folder is still there.
-
-        Raises:
-          FolderGoneError: It was deleted or moved.
-        """
+        """Raises FolderGoneError if the run folder was deleted or moved."""
 
     def require_saved(self) -> None:
-        """Checks that the last checkpoint could be written.
-
-        Raises:
-          NotSavedError: The last checkpoint could not be written.
-        """
+        """Raises NotSavedError if the last checkpoint could not be written."""
 
     def export_last(self) -> None:
         """Writes the model at the end of training, if `--export` is given."""

@@ -70,12 +70,7 @@ def _with_length(config: Config) -> Config:
 
 
 def check_configurations(arms: Sequence[Arm], allowed: Collection[str]) -> None:
-    """Checks that arms differ in no controlled setting.
-
-    Raises:
-      UsageError: Arms differ in a controlled setting that
-        `allow_different` does not name.
-    """
+    """Raises UsageError if arms differ in a controlled setting that is not allowed."""
     differing = differing_settings(arms)
     for name, by_arm in differing.items():
         if name in HELD_FIXED and name not in allowed:
@@ -136,8 +131,7 @@ def check_beginnings(
     weights have to differ too.
 
     Raises:
-      UsageError: Examples or weights differ, and comparison.allow_different does not
-        name them.
+      UsageError: Examples or weights differ, and may not.
     """
     differing = differing_settings(arms).keys()
     for beginning in _BEGINNINGS:

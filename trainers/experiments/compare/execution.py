@@ -35,14 +35,11 @@ class Execution:
         self._warm: set[str] = set()
 
     def run(self, turns: Sequence[Turn], progress: Progress) -> list[Run]:
-        """Executes the runs in their order.
+        """Executes the runs in their order, and returns all but the warm-ups.
 
         A finished run is not repeated, even if it diverged. An interrupted or failed
         run starts again from its beginning. An arm whose flags are refused is not tried
         with its other seeds; a program that fails is.
-
-        Returns:
-          Every run but the warm-ups.
 
         Raises:
           StopRequested: A signal arrived; the current run has ended.

@@ -108,11 +108,7 @@ def executed_with_links(
     has_links: bool,
     execute: Callable[[Experiment], Executed],
 ) -> Iterator[tuple[Experiment, Executed]]:
-    """Executes runs over loopback, and repeats some of them over emulated networks.
-
-    Yields:
-      Each run and its end.
-    """
+    """Executes and yields runs, and repeats some of them over emulated networks."""
     for experiment in experiments:
         executed = execute(experiment)
         yield experiment, executed

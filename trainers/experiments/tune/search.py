@@ -81,10 +81,7 @@ class Search:
         self._num_ended = 0
 
     def run(self, arms: Sequence[Arm]) -> list[Found]:
-        """Searches every arm; the same runs lead to the same values.
-
-        Returns:
-          The results in the order of the arms.
+        """Searches every arm in turn; the same runs lead to the same values.
 
         Raises:
           StopRequested: A signal arrived; the current run has ended.
