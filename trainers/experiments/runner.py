@@ -1,9 +1,11 @@
-"""Short runs, each in a separate process."""
+"""Short runs of an experiment, each in a separate process, and their folder."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import pathlib
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,20 +14,69 @@ import psutil
 
 from strategies.common.console import Console
 from strategies.common.errors import ExitCode, StopRequested, UsageError
+from strategies.common.files import FolderLock, new_folder, unusable
 from strategies.devices.gpu import visible_gpus
 from strategies.processes.starter import ProcessStarter
 from trainers.config.config import Config
 from trainers.config.model import DTYPES
 from trainers.experiments.command import environment_of, measure_run
-from trainers.experiments.experiment_dir import ExperimentDir
 from trainers.experiments.run_record import Run, read_run
 from trainers.fault_tolerance.preemption import PreemptionSignals
+from trainers.run_dir.checkpoint_names import check_writable_run
 from trainers.run_dir.run_dir import RunDir
 from trainers.run_dir.step_recording import Recording
 
 _MOST_RUNS_AT_A_TIME = 4
 # Of a run of several processes, in bytes.
 _MEMORY_OF_A_RUN = 2 << 30
+
+
+class ExperimentDir:
+    """Paths of a verification or prediction; the constructor writes nothing.
+
+    runs/<name>/ are ordinary run folders, logs/ holds the output of each run, and
+    <mode>.json the results. Without --run_dir its name has the mode and the time.
+    """
+
+    def __init__(self, path: str | None, mode: str):
+        self.path = pathlib.Path(path) if path else new_folder(mode)
+        self.result = self.path / f"{mode}.json"
+        self.mode = mode
+        self._runs = self.path / "runs"
+        self._logs = self.path / "logs"
+        self._lock = FolderLock(self.path)
+
+    def run_path(self, name: str) -> pathlib.Path:
+        return self._runs / name
+
+    def log_path(self, name: str) -> pathlib.Path:
+        return self._logs / f"{name}.log"
+
+    def begin(self) -> None:
+        """Creates the folder.
+
+        Raises:
+          UsageError: The folder is not empty, or it cannot be written.
+        """
+        try:
+            check_writable_run(self.path)
+            if self.path.exists() and any(self.path.iterdir()):
+                raise UsageError(
+                    f"--run_dir={self.path} is not empty: choose a new or empty folder "
+                    f"for --mode={self.mode}."
+                )
+            # Creates the folder too, which the lock needs.
+            self._logs.mkdir(parents=True)
+            self._lock.acquire()
+        except OSError as error:
+            raise unusable(self.path, error) from error
+
+    def take_back(self) -> None:
+        """Removes the folders that `begin` created, after the runs were refused."""
+        for path in (self._runs, self._logs):
+            shutil.rmtree(path, ignore_errors=True)
+        # Fails if anything else is in the folder, so that no foreign file is deleted.
+        self.path.rmdir()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -163,7 +214,7 @@ def _with_own_settings(config: Config, run: Run) -> Config:
 
 
 def with_runs(
-    folder: ExperimentDir,
+    config: Config,
     console: Console,
     starter: ProcessStarter,
     words: str,
@@ -171,12 +222,12 @@ def with_runs(
 ) -> ExitCode:
     """Begins an experiment, and calls a function that needs its short runs.
 
-    Prints `words` before. The function works until it returns or a signal arrives; then
-    the starter is closed.
+    It works until it returns or a signal arrives; then the starter is closed.
 
     Raises:
       UsageError: The folder cannot be used.
     """
+    folder = ExperimentDir(config.run.run_dir, config.run.mode)
     folder.begin()
     console.item(folder.mode, words)
     console.item("output", folder.path)

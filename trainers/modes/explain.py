@@ -11,7 +11,6 @@ from strategies.common.files import write_atomically, write_json
 from trainers.cli.warm_start import starter_of
 from trainers.config.config import Config
 from trainers.experiments.command import command_again
-from trainers.experiments.experiment_dir import ExperimentDir
 from trainers.experiments.run_record import errors_after_training
 from trainers.experiments.runner import Executed, Execution, with_runs
 
@@ -33,7 +32,7 @@ def explain(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     if run.length.train_steps is None and run.length.epochs is None:
         run = run.replace(train_steps=_DEFAULT_TRAIN_STEPS)
     return with_runs(
-        ExperimentDir(config.run.run_dir, "explain"),
+        config,
         console,
         starter_of(run),
         f"{run.strategy.strategy}, {run.model.name}",

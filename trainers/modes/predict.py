@@ -13,7 +13,6 @@ from strategies.devices.gpu import visible_gpus
 from trainers.cli.warm_start import starter_of
 from trainers.config.config import Config
 from trainers.experiments.command import command_again
-from trainers.experiments.experiment_dir import ExperimentDir
 from trainers.experiments.predict.experiments import (
     Experiment,
     arms_of,
@@ -59,7 +58,7 @@ def predict(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     if obstacle is None:
         num_runs += len(repeated) * len(BANDWIDTHS_MBIT)
     return with_runs(
-        ExperimentDir(config.run.run_dir, "predict"),
+        config,
         console,
         starter_of(config),
         f"{_in_words(config)}; {num_runs} short runs",

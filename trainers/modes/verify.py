@@ -12,7 +12,6 @@ from trainers.cli.warm_start import starter_of
 from trainers.config.config import Config
 from trainers.experiments.arms import Arm
 from trainers.experiments.command import command_again
-from trainers.experiments.experiment_dir import ExperimentDir
 from trainers.experiments.run_record import errors_after_training
 from trainers.experiments.runner import Executed, Execution, with_runs
 from trainers.experiments.verify.arms import is_comparable, reference_of, subjects_of
@@ -37,7 +36,7 @@ def verify(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     del cluster
     reference_arm, arms = reference_of(config), subjects_of(config)
     return with_runs(
-        ExperimentDir(config.run.run_dir, "verify"),
+        config,
         console,
         starter_of(config),
         ", ".join(arm.name for arm in arms),

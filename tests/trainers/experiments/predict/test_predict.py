@@ -25,12 +25,11 @@ from tests.trainers.experiments.compare.run_factory import made_of
 from trainers.cli import app, flags
 from trainers.config.config import Config
 from trainers.experiments import runner
-from trainers.experiments.experiment_dir import ExperimentDir
 from trainers.experiments.measurement import Measured
 from trainers.experiments.predict.experiments import arms_of, of_an_arm
 from trainers.experiments.predict.fitting import executed_with_links, measured
 from trainers.experiments.predict.links import BANDWIDTHS_MBIT
-from trainers.experiments.runner import Execution
+from trainers.experiments.runner import Execution, ExperimentDir
 from trainers.fault_tolerance.preemption import PreemptionSignals
 from trainers.modes import predict as mode
 
