@@ -17,14 +17,16 @@ from trainers.fault_tolerance.rollback import Rollbacks
 from trainers.loop.evaluation import Evaluated
 from trainers.loop.loop import StepEvent
 from trainers.loop.parts import TrainingParts
-from trainers.reporting.final_summary import print_final_summary
 from trainers.reporting.metrics import RunMetrics
 from trainers.reporting.metrics_writer import MetricsWriter, in_words
 from trainers.reporting.null_reporter import NullReporter
 from trainers.reporting.placement_log import PlacementRecorder, write_placements
+from trainers.reporting.printed_reports import (
+    print_final_summary,
+    print_startup_report,
+)
 from trainers.reporting.recorded_step import record_step
 from trainers.reporting.result import Origin, build_result, versions
-from trainers.reporting.startup_report import print_startup_report
 from trainers.reporting.tracking.tracking import Tracking
 from trainers.run_dir.checkpoints import Checkpoints
 from trainers.run_dir.continuation import check_enough_steps
