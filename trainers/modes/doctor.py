@@ -61,12 +61,7 @@ def doctor(config: Config, console: Console) -> ExitCode:
 
 @dataclasses.dataclass(slots=True)
 class _Checks:
-    """Checks of one command line on this machine.
-
-    Attributes:
-      config: Configuration of the run.
-      findings: Receiver of the properties of the run and of the findings.
-    """
+    """Checks of one command line on this machine."""
 
     config: Config
     findings: Findings

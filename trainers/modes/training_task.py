@@ -36,14 +36,7 @@ from trainers.run_dir.training_dir import FolderGoneError, TrainingDir
 class TrainingTask:
     """Strategy, watchdog and folder of a task. A context manager.
 
-    At its end it tells the other tasks how the run has ended.
-
-    Attributes:
-      config: Configuration of the run.
-      cluster: This process's place in the cluster.
-      console: Output of the process.
-      strategy: Strategy of the run.
-      exit_code: Exit code of the run, once it is known.
+    At its end it tells the other tasks with which exit code the run has ended.
     """
 
     def __init__(self, config: Config, cluster: Cluster, console: Console):

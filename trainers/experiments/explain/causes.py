@@ -65,14 +65,7 @@ class Cause:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Facts:
-    """All that rules look at.
-
-    Attributes:
-      breakdown: Time of all replicas.
-      config: Configuration of the run.
-      result: Content of result.json.
-      measured: Measurements from outside of the run; empty without any.
-    """
+    """All that rules look at: a run, and measurements from outside if there are any."""
 
     breakdown: Breakdown
     config: Config

@@ -36,13 +36,7 @@ class Test:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Cause:
-    """The cause of a difference.
-
-    Attributes:
-      likely: Likely cause, in a sentence.
-      remarks: Hints from the recordings.
-      tests: Ablations that were run.
-    """
+    """The likely cause of a difference, with hints from recordings and ablations."""
 
     likely: str
     remarks: Sequence[str]

@@ -26,12 +26,7 @@ _NOTHING = "-"
 class Finding:
     """The result of verifying one strategy.
 
-    Attributes:
-      arm: Arm that was verified.
-      recorded: Run of the arm.
-      verdict: Verdict in one word.
-      judgement: Comparison of its steps; None if they cannot be compared.
-      cause: Cause of a difference; None if there is none.
+    Steps that cannot be compared have no judgement, and equal ones no cause.
     """
 
     arm: Arm
