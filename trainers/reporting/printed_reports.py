@@ -144,12 +144,14 @@ def _best_loss(data: Data) -> str:
 
 def print_final_summary(
     console: Console,
-    outcome: str,
+    status: str,
+    step: int,
     final: Mapping[str, float | None],
     metrics: RunMetrics,
     folder: RunDir,
 ) -> None:
     """Prints the outcome of a run, its speed and where to look at it."""
+    outcome = f"{status} | step {step}"
     # In the order of result.json.
     ordered = {**dict.fromkeys(ALWAYS_FINAL), **final}
     measured = {name: value for name, value in ordered.items() if value is not None}
@@ -164,7 +166,7 @@ def print_final_summary(
     if idle is not None:
         console.say(f"pipeline  {idle}")
     console.say(f"run       {folder.path}")
-    if outcome.startswith("preempted"):
+    if status == "preempted":
         words = shlex.join([f"--run_dir={folder.path}", "--resume=auto"])
         console.say(f"continue  with the same flags and {words}")
     console.say(f"view      {tensorboard_command(folder)}")

@@ -252,7 +252,6 @@ class Reporter(NullReporter):
 
     def print_summary(self, status: str) -> None:
         print_final_summary(
-            self._console,
-            f"{status} | step {self._parts.applied_steps()}",
+            *(self._console, status, self._parts.applied_steps()),
             *(self._writer.final, self._metrics, self._folder),
         )
