@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import pathlib
 import shutil
@@ -80,18 +81,19 @@ class _Checks:
         )
         card = collect_node_info(config)
         self._show_machine(card)
-        self.findings.problems.extend(unsupported(card))
-        if keras.config.backend() != "tensorflow":
-            self.findings.add_problem(
-                f"Keras runs on {keras.config.backend()}: set KERAS_BACKEND=tensorflow."
+        self.findings.add("problem", *unsupported(card))
+        if (backend := keras.config.backend()) != "tensorflow":
+            self.findings.add(
+                "problem",
+                f"Keras runs on {backend}: set KERAS_BACKEND=tensorflow.",
             )
         # Every check runs even if an earlier one failed, so that one call reports all
         # problems.
         starts_here, cluster = self._find_cluster()
         with self.findings.collect_errors():
             configure_devices(config.strategy, config.device)
-            words = substitution(config.strategy.device_choice)
-            self.findings.warnings.extend([words] if words else [])
+            if words := substitution(config.strategy.device_choice):
+                self.findings.add("warning", words)
         with self.findings.collect_errors():
             strategy = registry.load(config.strategy.strategy)
             strategy.check_devices(config.strategy)
@@ -102,9 +104,8 @@ class _Checks:
                 self._show_plan(cluster)
             else:
                 self._meet(cluster, card)
-        self.findings.slow.extend(
-            what_is_slow(config, self._means(cluster, card, replicas, starts_here))
-        )
+        means = self._means(cluster, card, replicas, starts_here)
+        self.findings.add("slow", *what_is_slow(config, means))
 
     def _find_cluster(self) -> tuple[bool, Cluster]:
         """Returns whether this command would start the cluster, and the cluster.
@@ -181,9 +182,10 @@ class _Checks:
         sharing = self.config.strategy.num_shards(replicas)
         if size < sharing * steps:
             parts = f" x {steps} micro-batches" if steps > 1 else ""
-            self.findings.add_problem(
+            self.findings.add(
+                "problem",
                 f"--global_batch_size={size} is smaller than the {sharing} replicas"
-                f"{parts}: each needs an example; raise it or lower --num_workers."
+                f"{parts}: each needs an example; raise it or lower --num_workers.",
             )
         return replicas
 
@@ -235,9 +237,10 @@ class _Checks:
         name = self.config.run.run_dir or "a folder of its own in runs/"
         self.findings.show("run", f"{name} ({state}), {free / 2**30:.1f} GiB free")
         if free < _LEAST_FREE_BYTES:
-            self.findings.warnings.append(
+            self.findings.add(
+                "warning",
                 f"{existing} has {free >> 20} MiB left for checkpoints and summaries: "
-                "make room, or choose another --run_dir."
+                "make room, or choose another --run_dir.",
             )
 
     def _show_memory(self, assembly: TrainingParts) -> None:
@@ -245,15 +248,15 @@ class _Checks:
         self.findings.show("memory", str(estimate))
         warning = warning_of(name, estimate, capacity_of(name))
         if warning is not None:
-            self.findings.warnings.append(f"{warning}.")
+            self.findings.add("warning", f"{warning}.")
 
     def _show_plan(self, cluster: Cluster) -> None:
-        strategy, warn = self.config.strategy, self.findings.warnings
+        strategy = self.config.strategy
         networks = networks_of_tasks(
             cluster.tasks(),
             strategy.emulated_bandwidth_mbit,
             strategy.isolate_network,
-            warn.append,
+            functools.partial(self.findings.add, "warning"),
         )
         # Created and removed, only to check that it can be created.
         with self.findings.collect_errors(), networks:
@@ -267,9 +270,10 @@ class _Checks:
         # A batch script outside of srun starts all tasks on its own node.
         tasks = os.environ.get("SLURM_NTASKS", "1")
         if tasks != "1":
-            self.findings.slow.append(
+            self.findings.add(
+                "slow",
                 f"Slurm has given this job {shown(tasks)} tasks, and all processes "
-                "would be on this machine: start the command by srun."
+                "would be on this machine: start the command by srun.",
             )
 
     def _meet(self, cluster: Cluster, card: Mapping[str, Any]) -> None:
@@ -289,10 +293,11 @@ class _Checks:
                         self.findings.add(kind, text)
                     continue
                 states[task] = f"not reached: {answer.silence}"
-                self.findings.add_problem(
+                self.findings.add(
+                    "problem",
                     f"{task} at {cluster.tasks()[task]} was not reached "
                     f"({answer.silence}): run this command on every task at the same "
-                    "time; if that was done, correct the address or the firewall."
+                    "time; if that was done, correct the address or the firewall.",
                 )
         self._show_tasks(cluster, states)
 
