@@ -23,7 +23,7 @@ from strategies.devices.assignment import (
 from strategies.devices.gpu import total_memory_mib, visible_gpus
 from trainers.config.config import Config
 from trainers.loop.builder import create_strategy
-from trainers.modes.doctor_hints import gpus_left_out
+from trainers.modes.doctor_findings import gpus_left_out
 
 
 def devices(config: Config, console: Console) -> ExitCode:

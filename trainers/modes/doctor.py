@@ -35,8 +35,7 @@ from trainers.loop.memory_estimate import (
     warning_of,
 )
 from trainers.loop.parts import TrainingParts
-from trainers.modes.doctor_findings import Findings
-from trainers.modes.doctor_hints import Means, what_is_slow
+from trainers.modes.doctor_findings import Findings, Means, what_is_slow
 from trainers.modes.node_card import (
     collect_node_info,
     differences,

@@ -1,13 +1,22 @@
-"""Output of `--mode=doctor`: properties of a run, and findings with their remedies."""
+"""Findings of `--mode=doctor` with their remedies, and hints on slow settings."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from typing import Literal
 
 from strategies.common.console import Console
 from strategies.common.errors import ExitCode, UsageError
+from trainers.config.config import Config
+from trainers.config.groups import option
+
+# The overhead of a step, 0.1 to 2 ms for any number of rows, is about the work of this
+# many rows.
+_FEW_EXAMPLES = 8
+# Interval in steps below which an interruption is reported.
+_OFTEN = 10
 
 Kind = Literal["problem", "warning", "slow"]
 
@@ -52,3 +61,91 @@ class Findings:
             return ExitCode.USAGE
         self._console.say("ready: this run would start")
         return ExitCode.DONE
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Means:
+    """Hardware that a run would use.
+
+    Attributes:
+      cores: Number of cores that this process may use.
+      gpus: Number of GPUs that TensorFlow can use in this process.
+      gpus_of_driver: Number of GPUs of NVIDIA's driver, usable by TensorFlow or not.
+      replicas: Number of replicas in all processes together.
+      computing_here: Number of tasks on this machine that compute; 1 for a single
+        process.
+    """
+
+    cores: int
+    gpus: int
+    gpus_of_driver: int
+    replicas: int
+    computing_here: int
+
+
+def what_is_slow(config: Config, means: Means) -> Iterator[str]:
+    """Yields one line for each slow setting, with the flag to change."""
+    traits = config.strategy.traits
+    if means.gpus_of_driver and not means.gpus:
+        yield gpus_left_out(means.gpus_of_driver)
+    if means.computing_here > means.cores and not means.gpus:
+        yield (
+            f"{means.computing_here} tasks that compute would share {means.cores} "
+            f"core(s) here: use --num_workers={means.cores}, or more machines."
+        )
+    if not traits.multi_process and means.replicas > means.cores and not means.gpus:
+        yield (
+            f"{means.replicas} replicas would take turns on {means.cores} core(s): "
+            f"use {_fewer_replicas(config, means.cores)} or fewer."
+        )
+    yield from _of_the_batch(config, means, traits.synchronous)
+    yield from _of_turns(config)
+    threads = config.threads.intra_op_threads
+    if threads > means.cores:
+        yield (
+            f"--set=threads.intra_op_threads={threads} is more than the {means.cores} "
+            "core(s) that "
+            "this process may use: leave it out."
+        )
+
+
+def _fewer_replicas(config: Config, count: int) -> str:
+    """Returns the flag that sets the number of replicas, with another number."""
+    if config.strategy.device_choice.num_cpus:
+        return f"--devices=cpu:{count}"
+    return f"--num_replicas={count}"
+
+
+def gpus_left_out(count: int) -> str:
+    """Returns advice on GPUs of the driver that TensorFlow cannot use."""
+    return (
+        f"the driver has {count} GPU(s) and TensorFlow uses none: make install-gpu "
+        "brings the libraries it lacks."
+    )
+
+
+def _of_the_batch(config: Config, means: Means, synchronous: bool) -> Iterator[str]:
+    """Yields a hint if the replicas' shards are small."""
+    share = config.length.global_batch_size // means.replicas
+    # Asynchronous replicas compute whole global batches.
+    if synchronous and means.replicas > 1 and share < _FEW_EXAMPLES:
+        yield (
+            f"each of {means.replicas} replicas would compute {share} example(s) of a "
+            "step, which costs little more than computing none: raise "
+            f"--global_batch_size to {_FEW_EXAMPLES * means.replicas} or more."
+        )
+
+
+def _of_turns(config: Config) -> Iterator[str]:
+    if config.length.steps_per_loop == 1:
+        yield (
+            "--steps_per_loop=1 returns to Python after every step: leave it out, and "
+            "a call takes about 50 ms."
+        )
+    for name in ("histogram_every_steps", "eval_every_steps", "checkpoint_every_steps"):
+        every = getattr(config.report, name)
+        if every and every < _OFTEN:
+            yield (
+                f"{option(name)}={every} interrupts training every {every} step(s): "
+                "raise it to 100 or more."
+            )

@@ -14,7 +14,7 @@ from tests import processes
 from tests.cluster.test_confinement import WITHOUT_NAMESPACES, possible
 from tests.markers import chosen
 from trainers.config.config import Config
-from trainers.modes.doctor_hints import Means, what_is_slow
+from trainers.modes.doctor_findings import Means, what_is_slow
 from trainers.modes.node_card import SUPPORTED
 
 
