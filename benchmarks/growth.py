@@ -34,10 +34,10 @@ from trainers.config.config import Config
 from trainers.experiments.command import measure_run
 from trainers.experiments.predict import experiments, links
 from trainers.experiments.predict.compute_model import Compute, Measurement
-from trainers.experiments.predict.content import content_of_an_arm
 from trainers.experiments.predict.experiments import Experiment
 from trainers.experiments.predict.fitting import Fitted, executed_with_links, fit
 from trainers.experiments.predict.fitting import measured as measurement_of
+from trainers.experiments.predict.predictions import content_of_an_arm
 from trainers.experiments.run_record import read_run
 from trainers.experiments.runner import Executed
 from trainers.fault_tolerance.preemption import PreemptionSignals

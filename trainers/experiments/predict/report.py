@@ -11,16 +11,16 @@ from typing import Any
 from strategies.common.text import table_lines
 from trainers.config.config import Config
 from trainers.experiments.predict.communication_model import Network
-from trainers.experiments.predict.content import (
-    Prediction,
-    content_of_a_prediction,
-    content_of_an_arm,
-    note_on_short_steps,
-)
-from trainers.experiments.predict.crossing import crossings
 from trainers.experiments.predict.experiments import REFERENCE, most_predicted
 from trainers.experiments.predict.fitting import Fitted, FittedArm
 from trainers.experiments.predict.links import BANDWIDTHS_MBIT
+from trainers.experiments.predict.predictions import (
+    Prediction,
+    content_of_a_prediction,
+    content_of_an_arm,
+    crossings,
+    note_on_short_steps,
+)
 
 SCHEMA_VERSION = 3
 
