@@ -49,7 +49,10 @@ def callbacks_of(
             end(event)
 
     at_end = _at_ends(epochs, with_equal_variables(end))
-    at_batches = While(epochs.is_due_at_batch, with_equal_variables(end_batch))
+    at_batches = While(
+        *(epochs.is_due_at_batch, epochs.next_end_of_batch),
+        with_equal_variables(end_batch),
+    )
     return [Always(epochs.window), at_batches, at_end]
 
 

@@ -9,6 +9,7 @@ import keras
 
 from models.objective import Objective
 from trainers.keras_program.chief_callbacks import ChiefCallbacks
+from trainers.keras_program.executions import Executions
 from trainers.keras_program.fit_arguments import FitArguments
 from trainers.loop.evaluation import BatchObserver
 from trainers.loop.parts import TrainingParts
@@ -26,6 +27,7 @@ class Epochs:
       arguments: Arguments of `fit`.
       fit: Keras's own `fit` of the model; None without a program.
       lengths: Numbers of steps of the epochs.
+      executions: Executions, of one step each without a program.
       window: Sums over the present epoch.
       callbacks: Callbacks, with the history that `fit` returns.
       is_stopped: True if a callback has stopped the training. `fit` looks for that at
@@ -43,6 +45,8 @@ class Epochs:
         self.arguments = arguments
         self.fit = fit
         self.lengths = arguments.lengths(parts.order.steps_per_epoch)
+        size = 1 if fit is None else parts.model.steps_per_execution
+        self.executions = Executions(self.lengths, size)
         self.window = MetricsWindow(parts.logs)
         self.is_stopped = False
         self._parts = parts
@@ -90,10 +94,14 @@ class Epochs:
         """Returns whether `end_batch` is to be called after the next step."""
         return self.callbacks.observe_batches or self.callbacks.ask_to_stop
 
+    def next_end_of_batch(self, step: int) -> int:
+        """Returns the first step after one at which `end_batch` is called."""
+        return self.first_step + self.executions.end(step - self.first_step)
+
     def end_batch(self) -> None:
-        """Calls callbacks after a step, and before the next one of the epoch."""
+        """Calls callbacks after an execution, and before the next one of the epoch."""
         if self.callbacks.observe_batches:
-            batch = self.lengths.batch_of(self._step() - 1)
+            batch = self.executions.last_batch(self._step() - 1)
             logs = self._reported(self.window.means(), training=True)
             self.callbacks.call("on_train_batch_end", batch, logs)
         self._look_for_stop()
@@ -158,7 +166,7 @@ class Epochs:
 
     def _begin_batch(self) -> None:
         if self.callbacks.observe_batches:
-            batch = self.lengths.batch_of(self._step())
+            batch = self.executions.first_batch(self._step())
             self.callbacks.call("on_train_batch_begin", batch)
 
     def _look_for_stop(self) -> None:

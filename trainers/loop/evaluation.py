@@ -89,12 +89,17 @@ class Evaluation:
         self._opened: Any = None
         self._run_steps = strategy.compile(eval_step, update=None)
 
-    def run(self, on_batch: BatchObserver | None = None) -> Evaluated:
+    def run(
+        self, on_batch: BatchObserver | None = None, batches_per_call: int = 1
+    ) -> Evaluated:
         """Goes over all examples with the weights of now.
 
         Args:
-          on_batch: Function called with the index of each batch, before it with None
-            and after it with the means so far; None for none.
+          on_batch: Function called with the index of a batch, before some with that of
+            their first and None, and after them with that of their last and the means
+            so far; None for none.
+          batches_per_call: Number of batches between two calls of `on_batch`. The index
+            of the last one is counted as if each call had this number, as in Keras.
         """
         # An evaluation that is interrupted leaves its input in the middle: the next one
         # opens it anew.
@@ -104,12 +109,13 @@ class Evaluation:
         sums: dict[str, Any] = {}
         tables: list[np.ndarray] = []
         step = 0
+        most = batches_per_call if on_batch else _STEPS_PER_CALL
         while step < self.num_steps:
-            most = 1 if on_batch else _STEPS_PER_CALL
-            count = min(most, self.num_steps - step)
+            end = step - step % most + most
+            count = min(end, self.num_steps) - step
             if isinstance(batches, BoundedInput):
                 count = min(count, batches.steps_left())
-            if on_batch:
+            if on_batch and not step % most:
                 on_batch(step, None)
             results = self._run_steps(batches, count).fetch()
             summed = dict(results.sums)
@@ -118,9 +124,9 @@ class Evaluation:
                 # [steps, classes, classes] -> [classes, classes].
                 tables.append(table.sum(axis=0))
             add_steps(sums, summed)
-            if on_batch:
-                on_batch(step, self._results(sums))
             step += count
+            if on_batch and step in (end, self.num_steps):
+                on_batch(end - 1, self._results(sums))
         if self._stays_open:
             self._opened = batches
         means = self._results(sums)

@@ -117,17 +117,25 @@ class Always:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class While:
-    """Trigger for a callback after every step as long as a condition holds."""
+    """Trigger for a callback at steps that a function names, while a condition holds.
+
+    Attributes:
+      holds: Function that returns whether the condition holds now.
+      next_step: Function that returns the first such step after a step.
+      callback: Callback to run.
+    """
 
     holds: Callable[[], bool]
+    next_step: Callable[[int], int]
     callback: Callback
     observe = SummaryLevel.NONE
 
     def next_after(self, step: int, last_step: int) -> int:
-        return step + 1 if self.holds() else last_step
+        return min(self.next_step(step), last_step) if self.holds() else last_step
 
     def is_due(self, report: StepEvent) -> bool:
-        return self.holds()
+        is_end = report.is_last or self.next_step(report.step - 1) == report.step
+        return is_end and self.holds()
 
 
 When = Every | At | Always | While

@@ -268,9 +268,11 @@ class TrainingRun:
 
     def _evaluate(self, event: StepEvent) -> Mapping[str, float]:
         """Evaluates on the held-out examples, and returns the loss and metrics."""
-        on_batch = None if self.epochs is None else self.epochs.on_test_batch
+        observed: tuple[Any, ...] = ()
+        if self.epochs is not None:
+            observed = self.epochs.on_test_batch, self.epochs.executions.size
         with self.metrics.clock.measure("eval"):
-            evaluated = self.parts.evaluation.run(on_batch)
+            evaluated = self.parts.evaluation.run(*observed)
         self.reporter.write_evaluation(event, evaluated)
         return evaluated.means
 

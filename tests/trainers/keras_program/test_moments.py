@@ -17,6 +17,7 @@ from tests.markers import further
 # Every method of a callback; the model is changed in some of them.
 _PROGRAM = """
 import json
+import sys
 
 import keras
 import numpy as np
@@ -50,16 +51,18 @@ methods = [f"on_{part}_{end}" for part in parts for end in ("begin", "end")]
 Noting = type("Noting", (keras.callbacks.Callback,), {m: noted(m) for m in methods})
 model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
 metrics = ["mae", keras.metrics.RootMeanSquaredError()]
-model.compile(keras.optimizers.SGD(0.1, use_ema=True), "mse", metrics=metrics)
+optimizer = keras.optimizers.SGD(0.1, use_ema=True)
+size, steps = map(int, sys.argv[1:])
+model.compile(optimizer, "mse", metrics=metrics, steps_per_execution=steps)
 swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
-model.fit(x, y, batch_size=30, epochs=3, validation_split=0.4, validation_freq=2,
+model.fit(x, y, batch_size=size, epochs=3, validation_split=0.4, validation_freq=2,
           shuffle=False, verbose=0, callbacks=[Noting(), swap])
 print(json.dumps(seen))
 """
 
 
-def _plain(program: pathlib.Path) -> list[Any]:
-    done = processes.run_module(program.stem, folder=program.parent)
+def _plain(program: pathlib.Path, *words: str) -> list[Any]:
+    done = processes.run_module(program.stem, *words, folder=program.parent)
     assert done.returncode == 0, done.stderr
     return _seen(done.stdout)
 
@@ -76,15 +79,27 @@ def _seen(output: str) -> list[Any]:
         further(("--strategy=parameter_server", "--update=sync", "--num_workers=2")),
     ],
 )
+@pytest.mark.parametrize(
+    ("words", "num_calls"),
+    [
+        further(("30", "1"), 27),
+        # Executions of 3, 3 and 2 steps, and of 3 and 2 in the validation.
+        (("8", "3"), 33),
+    ],
+)
 def test_moments_and_logs_are_those_of_fit(
-    tmp_path: pathlib.Path, flags: tuple[str, ...]
+    tmp_path: pathlib.Path,
+    flags: tuple[str, ...],
+    words: tuple[str, ...],
+    num_calls: int,
 ) -> None:
     program = tmp_path / "train.py"
     program.write_text(_PROGRAM)
-    done = processes.run(f"--script={program}", f"--run_dir={tmp_path / 'run'}", *flags)
+    run = (f"--script={program}", f"--run_dir={tmp_path / 'run'}", *flags)
+    done = processes.run(*run, "--", *words)
     assert done.returncode == 0, done.stderr
-    found, plain = _seen(done.stdout), _plain(program)
-    assert len(plain) == 27
+    found, plain = _seen(done.stdout), _plain(program, *words)
+    assert len(plain) == num_calls
     for one, other in zip(found, plain, strict=True):
         if isinstance(other, float):
             assert one == pytest.approx(other, rel=1e-5)

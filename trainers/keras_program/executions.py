@@ -1,0 +1,43 @@
+"""Executions of several steps (`steps_per_execution`), between calls of callbacks."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from trainers.keras_program.fit_arguments import EpochLengths
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Executions:
+    """The steps of epochs in executions, which begin anew with each epoch.
+
+    Attributes:
+      lengths: Numbers of steps of the epochs.
+      size: Number of steps of an execution that its epoch does not cut short.
+    """
+
+    lengths: EpochLengths
+    size: int
+
+    def first_batch(self, step: int) -> int:
+        """Returns the first batch, of its epoch, of the execution that a step is in.
+
+        Args:
+          step: Number of earlier steps.
+        """
+        batch = self.lengths.batch_of(step)
+        return batch - batch % self.size
+
+    def last_batch(self, step: int) -> int:
+        """Returns the last batch in the same way.
+
+        Keras counts whole executions, also where an epoch has fewer steps left
+        (keras/src/trainers/epoch_iterator.py, `_enumerate_iterator`).
+        """
+        return self.first_batch(step) + self.size - 1
+
+    def end(self, step: int) -> int:
+        """Returns the number of steps at the end of the execution that a step is in."""
+        next_epoch = self.lengths.start(self.lengths.epoch_of(step) + 1)
+        done = self.lengths.batch_of(step) - self.first_batch(step)
+        return min(step + self.size - done, next_epoch)
