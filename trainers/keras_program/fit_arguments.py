@@ -156,7 +156,7 @@ def arguments_of_call(
 
 
 _FROM_ONE = (
-    *("epochs", "batch_size", "steps_per_epoch"),
+    *("batch_size", "steps_per_epoch"),
     *("validation_steps", "validation_batch_size"),
 )
 _NAMES = tuple(field.name for field in dataclasses.fields(FitArguments))

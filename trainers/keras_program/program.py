@@ -133,8 +133,9 @@ class Program:
             return self._ended.exit_code
         if not (self._num_fits or is_help):
             raise UsageError(
-                f"--script={self._path} has ended without a call of keras.Model.fit: "
-                "there is nothing to train; loops of train_on_batch are not taken over."
+                f"--script={self._path} has ended without a call of keras.Model.fit "
+                "that trains: give one an epoch; loops of train_on_batch are not taken "
+                "over."
             )
         return ExitCode.DONE
 

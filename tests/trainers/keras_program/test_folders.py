@@ -48,7 +48,7 @@ def test_a_program_that_fails_at_its_end_says_so_in_a_folder_without_a_name(
     tmp_path: pathlib.Path,
 ) -> None:
     path = tmp_path / "train.py"
-    path.write_text(_PROGRAM.format(after="model.fit(x, x.sum(axis=1), epochs=0)"))
+    path.write_text(_PROGRAM.format(after="model.fit(x, x.sum(axis=1), batch_size=0)"))
     words = ("--script=train.py", "--strategy=one_device")
     done = processes.run(*words, folder=tmp_path)
     assert done.returncode == 2

@@ -181,7 +181,7 @@ def test_a_loss_of_keras_that_is_of_whole_batches_is_named(
 def test_a_run_whose_second_fit_is_refused_has_failed(tmp_path: pathlib.Path) -> None:
     text = """
     model.fit(x, y, batch_size=20)
-    model.fit(x, y, epochs=0)
+    model.fit(x, y, batch_size=0)
     """
     done = _run(tmp_path, text, "--strategy=one_device")
     assert done.returncode == 2
@@ -373,7 +373,8 @@ def test_epochs_are_counted_as_the_program_counts_them(tmp_path: pathlib.Path) -
                 "'y' sizes: 9",
             ),
         ),
-        ("model.fit(x, y, epochs=0)", ("epochs=0",)),
+        ("model.fit(x, y, batch_size=0)", ("batch_size=0",)),
+        further("model.fit(x, y, epochs=0)", ("fit that trains",)),
         (
             "model.trainable = False\nmodel.compile('sgd', 'mse')\nmodel.fit(x, y)",
             ("error: --script=", "train.py has no weights to train"),
