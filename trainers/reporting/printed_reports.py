@@ -62,6 +62,7 @@ def print_startup_report(
     console.item("run", f"{folder.path}{resumed}")
     for words in (
         _other_optimizer(assembly),
+        _endless_warmup(assembly),
         _unsynchronized(assembly) if strategy.num_replicas > 1 else None,
         substitution(assembly.config.strategy.device_choice),
     ):
@@ -124,6 +125,18 @@ def _other_optimizer(assembly: TrainingParts) -> str | None:
     return (
         f"the model was compiled with {name}{shown}, and is trained with "
         f"--optimizer={update.optimizer} --learning_rate={update.learning_rate:g}"
+    )
+
+
+def _endless_warmup(assembly: TrainingParts) -> str | None:
+    """Returns a warning if the run ends before its learning rate has risen, or None."""
+    warmup = assembly.config.optimizer.warmup_steps
+    steps = assembly.train_steps - assembly.order.first_step
+    if assembly.has_compiled_optimizer or warmup <= steps:
+        return None
+    return (
+        f"--warmup_steps={warmup} are more than the {steps} steps of this training: "
+        f"its learning rate rises to {steps / warmup:.2g} of the full one"
     )
 
 

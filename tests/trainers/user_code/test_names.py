@@ -85,10 +85,21 @@ def test_the_models_of_the_project_want_one_array_and_ids(
     assert "--model must be your own for this data set" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("given", [(), ("--callbacks=mine:callbacks",)])
+@pytest.mark.parametrize(
+    ("given", "remark"),
+    [
+        (
+            "--warmup_steps=8",
+            "--warmup_steps=8 are more than the 2 steps of this training: its learning "
+            "rate rises to 0.25 of the full one",
+        ),
+        further("--callbacks=mine:callbacks", ""),
+    ],
+)
 def test_it_is_said_if_the_model_was_compiled_with_another_optimizer(
-    given: tuple[str, ...], tmp_path: pathlib.Path
+    given: str, remark: str, tmp_path: pathlib.Path
 ) -> None:
+    """And if the learning rate of the flags ends before it has risen."""
     (tmp_path / "mine.py").write_text(
         "import keras\n"
         "def model():\n"
@@ -102,8 +113,9 @@ def test_it_is_said_if_the_model_was_compiled_with_another_optimizer(
     )
     words = ["--model=mine:model", f"--dataset={DATA}", "--train_steps=2"]
     place = f"--run_dir={tmp_path / 'run'}"
-    done = run(*words, *given, place, folder=tmp_path)
+    done = run(*words, given, place, folder=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert remark in done.stderr
     assert (
         "the model was compiled with sgd with the rate 0.5, and is trained with "
         "--optimizer=adam --learning_rate=0.001"
