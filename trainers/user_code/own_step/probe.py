@@ -46,13 +46,21 @@ def own_step(model: keras.Model, few: Batch, held_out: Batch | None) -> OwnStep:
         test = _probed(model, "test_step", held_out)[0]
     numbers = seen.gradients, seen.rounding
     updates = [OwnUpdate(update.optimizer, update.variables) for update in seen.updates]
+    passes = passes_of(updates, seen.reads_after)
+    if len(passes) > 1 and any(update.is_scaled for update in seen.updates):
+        raise UsageError(
+            f"{type(model).__name__}.train_step has a LossScaleOptimizer, and is "
+            "computed again for each update: where numbers are too large for the scale "
+            "of the loss, updates before cannot be taken back. Use mixed_bfloat16 or "
+            "float32, which need no scale."
+        )
     return OwnStep(
         train=train,
         test=test,
         is_sum=are_sums(*numbers) and not are_means(*numbers),
         has_sparse_gradients=seen.has_sparse_gradients,
         updates=updates,
-        passes=passes_of(updates, seen.reads_after),
+        passes=passes,
         remark=_remark(train, seen),
     )
 

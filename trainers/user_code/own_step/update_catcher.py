@@ -22,12 +22,14 @@ class CaughtUpdate(NamedTuple):
       gradients: Gradient of each variable, by the variable's id; None if it has none.
       assigned: Values that variables were assigned since the update before, by their
         ids: the optimizer changes those.
+      is_scaled: True if a `LossScaleOptimizer` was called, around the optimizer.
     """
 
     optimizer: keras.optimizers.Optimizer
     variables: Sequence[keras.Variable]
     gradients: Mapping[int, Any]
     assigned: Mapping[int, tf.Tensor]
+    is_scaled: bool
 
 
 class UpdateCatcher(keras.StatelessScope):
@@ -80,13 +82,14 @@ class UpdateCatcher(keras.StatelessScope):
         """
         self._check_graph("calls its optimizer")
         # The loss is scaled and unscaled by the training loop.
-        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
         pairs = zip(variables, gradients, strict=True)
         update = CaughtUpdate(
-            optimizer,
+            inner,
             list(variables),
             {id(v): g for v, g in pairs},
             {id(v): self.state_mapping[id(v)] for v in variables if self._has(v)},
+            is_scaled=inner is not optimizer,
         )
         self.updates.append(update)
         # From here on they are what the optimizer made of them.

@@ -52,6 +52,22 @@ class CountsInALoop(EverySecondStep):
         return {"loss": self.learn(data)}
 
 
+class LearnsTwice(EverySecondStep):
+    """Updates its weights twice, with a loss that its optimizer may scale."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        return {"loss": self.learn(data) + self.learn(data)}
+
+
+def test_a_scale_of_the_loss_of_several_updates_is_refused() -> None:
+    model = LearnsTwice()
+    model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))
+    with pytest.raises(UsageError, match="has a LossScaleOptimizer"):
+        own_step(model, few_examples(), held_out=None)
+    model.compile("sgd")
+    assert own_step(model, few_examples(), held_out=None).num_passes == 2
+
+
 @pytest.mark.parametrize(
     ("kind", "words"),
     [(EverySecondStep, "calls its optimizer in a branch"), (CountsInALoop, "assigns")],
