@@ -12,11 +12,14 @@ import math
 import pathlib
 import time
 
+import tensorflow as tf
+
 from models.objective import as_scalars
 from strategies.cluster.probes import PeerProbe
 from strategies.cluster.rendezvous import wait_for_tasks
 from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
+from strategies.common.errors import ExitCode, PeerLostError
 from strategies.common.write_errors import WriteErrorReporter
 from strategies.config import StrategyConfig
 from trainers.config.config import Config
@@ -33,6 +36,8 @@ from trainers.run_dir.run_dir import RunDir
 
 _POLL_SECONDS = 0.5
 _SECONDS_UNTIL_LOST = 5.0
+# By the status in result.json. A run that a signal has ended may end with two codes.
+_EXIT_CODES = {"completed": ExitCode.DONE, "diverged": ExitCode.DIVERGED}
 
 
 def evaluator(config: Config, cluster: Cluster, console: Console) -> int:
@@ -83,6 +88,7 @@ class _Chief:
         self._needed = PeerProbe(
             task, address, _SECONDS_UNTIL_LOST, peer_timeout_seconds
         )
+        self._folder = folder
         self._ending = pathlib.Path(folder.shutdown_path(cluster, cluster.task))
         # A shutdown file from before a resumption does not end this run.
         self._before = self._written()
@@ -103,7 +109,14 @@ class _Chief:
             with contextlib.suppress(OSError):
                 self._ending.unlink()
             return exit_code
-        self._needed.require()
+        try:
+            self._needed.require()
+        except PeerLostError:
+            # A chief whose TF_CONFIG names no evaluator writes no shutdown file.
+            result = self._folder.read_result() or {}
+            if result.get("status") not in _EXIT_CODES:
+                raise
+            return _EXIT_CODES[result["status"]]
         return None
 
     def _written(self) -> tuple[int, int] | None:
@@ -130,7 +143,8 @@ class _Evaluator:
             keep=assembly.config.report.keep_checkpoints,
             loss_scale=assembly.loss_scale_variables(),
         )
-        self._done: set[int] = set()
+        # An evaluator that is started again goes on where the last one was.
+        self._done = _steps_in(f"{folder.tensorboard}/{EVALUATOR}")
         self._write_errors = WriteErrorReporter(console)
         self._summaries: Summaries | None = None
 
@@ -164,3 +178,22 @@ class _Evaluator:
         if self._summaries.flush():
             self._write_errors.end("summaries")
         self._console.say(f"eval  | step {step:>7} | {in_words(means)}")
+
+
+def _steps_in(events: str) -> set[int]:
+    """Returns the steps of all points in the event files of a folder.
+
+    Args:
+      events: Path or URL of the folder, which may not exist.
+    """
+    found = set()
+    # The last record of a process that was killed may be a part, and a URL may not
+    # answer: then points are written twice.
+    with contextlib.suppress(tf.errors.OpError):
+        for path in tf.io.gfile.glob(f"{events}/events.out.tfevents.*"):
+            with contextlib.suppress(tf.errors.DataLossError):
+                for record in tf.data.TFRecordDataset(path):
+                    event = tf.compat.v1.Event.FromString(record.numpy())
+                    if event.HasField("summary"):
+                        found.add(event.step)
+    return found

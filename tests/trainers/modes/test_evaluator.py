@@ -1,0 +1,39 @@
+"""The evaluator of a run that is over; `tests/cluster` has it beside other tasks."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from strategies.cluster.spec import EVALUATOR, Cluster
+from strategies.common.console import Console
+from tests.event_files import read_events
+from trainers.cli import flags
+from trainers.main import main
+from trainers.modes import evaluator
+
+
+def test_an_evaluator_that_starts_again_evaluates_no_checkpoint_twice(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It also ends with the run's exit code if the chief does not know of it."""
+    words = ["main", "--model=mlp", "--hidden_units=4", "--train_steps=4"]
+    words += ["--checkpoint_every_steps=2", f"--run_dir={tmp_path / 'run'}"]
+    assert main(words) == 0
+    # The chief's address refuses connections: it was there, and has ended.
+    monkeypatch.setattr(evaluator, "wait_for_tasks", lambda *_: None)
+    monkeypatch.setattr(evaluator, "_SECONDS_UNTIL_LOST", 0.0)
+    addresses = {"worker": ("localhost:1",), EVALUATOR: ("localhost:2",)}
+    cluster = Cluster(job=EVALUATOR, index=0, addresses=addresses)
+    capsys.readouterr()
+    printed = []
+    for _ in range(2):
+        assert evaluator.evaluator(flags.parse(words), cluster, Console()) == 0
+        printed.append(capsys.readouterr().out.count("eval  | step"))
+    assert printed == [2, 0]
+    events = tmp_path / "run" / "tb" / EVALUATOR
+    assert set(read_events(events).scalars("loss")) == {2, 4}
+    assert len(list(events.iterdir())) == 1
