@@ -23,7 +23,7 @@ from trainers.keras_program.fit_arguments import FitArguments
 from trainers.keras_program.streams.random_state import random_state, set_random_state
 from trainers.keras_program.streams.stream import ProgramStream
 from trainers.loop.parts import TrainingParts
-from trainers.run_dir.train_state import CALLBACKS, STOPPED
+from trainers.run_dir.train_state import ASKED, CALLBACKS, STOPPED
 from trainers.user_code import wrap_user_errors
 
 
@@ -66,18 +66,23 @@ class ChiefCallbacks:
         self._own = CallbackState(own)
         self._restored: tuple[list[int], dict[str, list[Any]]] = ([], {})
         self._restored_state: Mapping[str, Any] | None = None
+        self._restored_wish = False
 
     def state(self) -> dict[str, Any]:
         """Returns what a resumed run needs, for a checkpoint."""
         return {
             CALLBACKS: self._own.state(),
-            "history": state_of_history(self.history),
+            "history": {
+                **state_of_history(self.history),
+                ASKED: float(self.ask_to_stop),
+            },
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continues with the state of a checkpoint, which is empty for a new run."""
         history = dict(state.get("history", {}))
         history.pop(STOPPED, None)
+        self._restored_wish = bool(history.pop(ASKED, False))
         self._restored = restored_history(history)
         self.history.epoch, self.history.history = self._restored
         self._restored_state = state.get(CALLBACKS)
@@ -90,6 +95,7 @@ class ChiefCallbacks:
         # After on_train_begin, in which callbacks begin anew.
         if self._restored_state is not None:
             self._own.restore(self._restored_state)
+            self._parts.model.stop_training |= self._restored_wish
         # The history has forgotten it, as at the start of a `fit`.
         self.history.epoch, self.history.history = self._restored
 

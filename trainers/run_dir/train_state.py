@@ -69,6 +69,8 @@ class RollbackHistory:
 CALLBACKS = "callbacks"
 # In the history of a program's `fit`: whether a callback has stopped the training.
 STOPPED = "/stopped"
+# In the same, whether one has asked to, for which `fit` looks after the next batch.
+ASKED = "/asked_to_stop"
 # In the same, the numbers of the epochs; all other entries are lists of a log.
 EPOCHS = "/epochs"
 
@@ -110,7 +112,7 @@ def _is_accepted(part: str, key: str, value: Any) -> bool:
     if part == CALLBACKS:
         return isinstance(value, dict)
     # Callbacks of a program log numbers, texts and arrays.
-    is_log = part == "history" and key not in (STOPPED, EPOCHS)
+    is_log = part == "history" and key not in (STOPPED, ASKED, EPOCHS)
     return (is_log and isinstance(value, list)) or _is_sum(value)
 
 

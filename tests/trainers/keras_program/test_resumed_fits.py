@@ -120,6 +120,27 @@ def test_a_fit_whose_end_failed_is_ended_again(tmp_path: pathlib.Path) -> None:
     assert (result["status"], result["steps"]) == ("completed", 6)
 
 
+def test_a_wish_to_stop_outlives_a_checkpoint(tmp_path: pathlib.Path) -> None:
+    text = """
+    class Stops(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.model.stop_training |= epoch == 1
+
+    model.compile("sgd", "mse")
+    history = model.fit(x, y, epochs=5, batch_size=16, callbacks=[Stops()])
+    print("said", history.epoch, int(model.optimizer.iterations))
+    """
+    often = "--checkpoint_every_steps=3"
+    assert _said(_run(tmp_path, text, *_ONE, often)) == ["said [0, 1] 4"]
+    # It is killed when the second epoch has begun, which a resumed `fit` does not do.
+    run, killed = tmp_path / "run", tmp_path / "killed"
+    processes.copy_up_to(3, run, killed)
+    run.rename(tmp_path / "whole")
+    killed.rename(run)
+    done = _run(tmp_path, text, *_ONE, often, "--resume=auto")
+    assert _said(done) == ["said [0, 1] 4"], done.stderr
+
+
 def test_the_best_of_a_resumed_fit_is_not_that_of_the_fit_before(
     tmp_path: pathlib.Path,
 ) -> None:
