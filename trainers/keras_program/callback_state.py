@@ -67,6 +67,14 @@ class CallbackState:
                 # Otherwise it empties its file when it begins.
                 callback.append = True
 
+    def reset_arguments(self) -> None:
+        """Gives callbacks what the program made them with, which `state` leaves out."""
+        for callback, made in zip(self._callbacks, self._made, strict=True):
+            of_keras = _names_of_keras(type(callback))
+            for name, content in made.items():
+                if content and name not in of_keras:
+                    _set(callback, name, decoded(content[0]))
+
     def restore(self, state: Mapping[str, Any]) -> None:
         """Sets the attributes of callbacks, after `on_train_begin` has reset them.
 
@@ -75,7 +83,19 @@ class CallbackState:
         """
         for index, callback in enumerate(self._callbacks):
             for name, value in state.get(_name_of(index, callback), {}).items():
-                setattr(callback, name, decoded(value))
+                _set(callback, name, decoded(value))
+
+
+def _set(callback: keras.callbacks.Callback, name: str, value: Any) -> None:
+    """Sets an attribute; the program may have a list or dictionary too."""
+    present = getattr(callback, name, None)
+    if isinstance(present, list) and isinstance(value, list):
+        present[:] = value
+    elif isinstance(present, dict) and isinstance(value, dict):
+        present.clear()
+        present.update(value)
+    else:
+        setattr(callback, name, value)
 
 
 def _changed(

@@ -93,11 +93,20 @@ class ChiefCallbacks:
             self._own.prepare()
         self.call("on_train_begin")
         # After on_train_begin, in which callbacks begin anew.
+        self._continue()
+        # The history has forgotten it, as at the start of a `fit`.
+        self.history.epoch, self.history.history = self._restored
+
+    def go_back(self) -> None:
+        """Continues with the state of an earlier checkpoint, after `restore`."""
+        self._own.reset_arguments()
+        self._continue()
+        self.share()
+
+    def _continue(self) -> None:
         if self._restored_state is not None:
             self._own.restore(self._restored_state)
             self._parts.model.stop_training |= self._restored_wish
-        # The history has forgotten it, as at the start of a `fit`.
-        self.history.epoch, self.history.history = self._restored
 
     def call(self, moment: str, *arguments: Any) -> None:
         """Calls a method of all callbacks."""

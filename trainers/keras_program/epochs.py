@@ -51,6 +51,8 @@ class Epochs:
         self.is_stopped = False
         self._parts = parts
         self._is_final = False
+        # True once callbacks have begun the first epoch, perhaps in another process.
+        self._is_begun = False
         self.callbacks = ChiefCallbacks(arguments, parts, is_chief, self.last_epoch)
 
     @property
@@ -76,6 +78,17 @@ class Epochs:
         self.window.restore(state.get("epoch_sums", {}))
         self.is_stopped = bool(state.get("history", {}).get(STOPPED, False))
         self.callbacks.restore(state)
+        self._is_begun = bool(state)
+
+    def go_back(self, state: Mapping[str, Any]) -> None:
+        """Continues with the state of an earlier checkpoint, after a divergence.
+
+        Args:
+          state: State as in `restore`.
+        """
+        self.restore(state)
+        self._parts.model.stop_training = self.is_stopped
+        self.callbacks.go_back()
 
     def begin(self) -> None:
         """Calls callbacks at the start of training, or of the present epoch."""
@@ -84,7 +97,7 @@ class Epochs:
         # Only the chief has restored it.
         self._look_for_stop()
         self.callbacks.begin()
-        if not self._step():
+        if not (self._is_begun or self._step()):
             self._begin_epoch(self._epoch_of(0))
         if not self._is_over():
             self._begin_batch()

@@ -134,19 +134,20 @@ class TrainingRun:
         Raises:
           DivergedError: A step has diverged and there is no checkpoint to go back to.
         """
-        if self.parts.applied_steps() == self.parts.order.first_step:
+        is_first = self.parts.applied_steps() == self.parts.order.first_step
+        if is_first:
             record_keras_step(self.parts, self.folder.path)
-            if self.parts.config.guard.rolls_back:
-                # Most learning rates that are too large diverge before the first
-                # regular checkpoint.
-                self._save_checkpoint()
-                self._wait_for_chief()
         if self.epochs is not None:
             self.epochs.begin()
             if self.epochs.is_stopped:
                 # Killed after its last checkpoint, and before its result.
                 self.epochs.finish()
                 return "completed", ExitCode.DONE
+        if is_first and self.parts.config.guard.rolls_back:
+            # Most learning rates that are too large diverge before the first regular
+            # checkpoint. Callbacks that go back to it have begun.
+            self._save_checkpoint()
+            self._wait_for_chief()
         batches = self._batches()
         self.metrics.clock.started()
         with self.metrics.clock.measure("trace"):
@@ -308,4 +309,4 @@ class TrainingRun:
         strategy.broadcast_from_chief(self.parts.state_variables())
         self.reporter.resume_after_rollback(step)
         if self.epochs is not None:
-            self.epochs.restore(self.reporter.restored_state())
+            self.epochs.go_back(self.reporter.restored_state())

@@ -95,6 +95,65 @@ def test_a_resumed_run_has_all_that_callbacks_keep_and_log(
     ]
 
 
+# A callback makes weights infinite once, in the second batch of an epoch.
+_DIVERGES = """
+import sys
+
+import keras
+import numpy as np
+
+
+class Counts(keras.callbacks.EarlyStopping):
+    def __init__(self, epochs, batches=0):
+        super().__init__("loss", min_delta=99, patience=9)
+        self.epochs, self.batches = epochs, batches
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch and not diverged and len(self.epochs) == int(sys.argv[1]):
+            diverged.append(batch)
+            self.model.set_weights([w + np.inf for w in self.model.get_weights()])
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches += 1
+
+    def on_epoch_end(self, epoch, logs=None):
+        super().on_epoch_end(epoch, logs)
+        self.epochs.append(epoch)
+        self.model.stop_training |= bool(diverged) and epoch == 4
+
+
+keras.utils.set_random_seed(0)
+x = np.random.normal(size=(60, 4)).astype("float32")
+model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+model.compile(keras.optimizers.SGD(0.01), "mse")
+diverged, epochs = [], []
+counts = Counts(epochs)
+history = model.fit(x, x[:, :1], epochs=9, batch_size=30, callbacks=[counts], verbose=0)
+print("found", diverged, epochs, history.epoch, counts.batches, counts.wait)
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "epoch"),
+    [
+        # Back to the first step.
+        (("--strategy=one_device",), 0),
+        # Back by one epoch and a half.
+        (("--strategy=multi_worker_mirrored", "--num_workers=2"), 3),
+    ],
+)
+def test_callbacks_go_back_with_the_weights(
+    tmp_path: pathlib.Path, flags: tuple[str, ...], epoch: int
+) -> None:
+    (tmp_path / "train.py").write_text(_DIVERGES)
+    back = ("--on_divergence=rollback", "--checkpoint_every_steps=4")
+    run = ("--script=train.py", "--run_dir=run", *flags, *back, "--", str(epoch))
+    done = processes.run(*run, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("found")]
+    assert line == f"found [1] {[*range(5)]} {[*range(5)]} 10 4"
+
+
 @pytest.mark.parametrize(
     "value",
     [
