@@ -22,10 +22,12 @@ def means(
     model: keras.Model, features: Any, labels: Any, **given: Any
 ) -> dict[str, float]:
     predictions = model(features, training=False)
-    few = tf.nest.map_structure(lambda v: tf.constant(v[:4]), (labels, predictions))
+    few_labels, few_predictions = tf.nest.map_structure(
+        lambda v: tf.constant(v[:4]), (labels, predictions)
+    )
     flat = tf.nest.flatten(predictions)
     is_masked = any(mask_of(one) is not None for one in flat)
-    examples = Probe(*few, is_masked)
+    examples = Probe(few_labels, few_predictions, is_masked)
     objective = objective_of(model, given.get("loss"), given.get("metrics"), examples)
     values = objective.of_predictions(labels, predictions)
     sums = {
