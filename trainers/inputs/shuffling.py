@@ -58,7 +58,7 @@ class Order:
         return -(-self.examples_per_epoch // self.global_batch_size)
 
     def first_example_of_step(self, step: int) -> int:
-        """Returns the number of examples in all batches before a step over epochs."""
+        """Returns the number of examples before a step that is counted over epochs."""
         epoch, batch = divmod(step - self.first_step, self.steps_per_epoch)
         since = epoch * self.examples_per_epoch + batch * self.global_batch_size
         return self.first_example + since

@@ -34,13 +34,11 @@ def load(config: DataConfig) -> Data:
     Raises:
       UsageError: A path, a file, a record or the schema is invalid.
     """
-    if config.data_path is None:
-        raise UsageError("--data_path is missing: give a TFRecord file or a folder.")
     # Before any file is read: an invalid schema is found at once.
     schema = parse_schema(config.record_schema)
     if config.is_streamed:
-        return _load_stream(config, config.data_path, schema)
-    features, labels = _read(config.data_path, "data_path", schema)
+        return _load_stream(config, schema)
+    features, labels = _read(config.data_path or "", "data_path", schema)
     if config.eval_data_path is None:
         num_classes = max(2, int(labels.max()) + 1)
         return hold_out(features, labels, config.eval_fraction, num_classes)
@@ -69,17 +67,13 @@ def damage_of(config: DataConfig) -> UsageError | None:
     return None
 
 
-def _load_stream(config: DataConfig, data_path: str, schema: RecordSchema) -> Data:
+def _load_stream(config: DataConfig, schema: RecordSchema) -> Data:
     features, labels = _read(
         config.eval_data_path or "", "eval_data_path", schema, config.num_classes
     )
     return Data(
         train=open_stream(
-            find_files(data_path, "data_path"),
-            schema,
-            num_classes=config.num_classes,
-            by_file=config.sharding == "file",
-            shuffle_buffer_examples=config.shuffle_buffer_examples,
+            find_files(config.data_path or "", "data_path"), schema, config
         ),
         evaluation=ArraySource(features, labels),
         input_shape=schema.input.shape,

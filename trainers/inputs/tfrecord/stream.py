@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from strategies.common import hashing
 from strategies.common.errors import UsageError
+from trainers.config.data import DataConfig
 from trainers.inputs.shuffling import Order
 from trainers.inputs.sources import StreamedSource
 from trainers.inputs.tfrecord.framing import is_compressed
@@ -104,41 +105,29 @@ def _version_of(path: Path) -> tuple[int, int]:
 
 
 def open_stream(
-    files: Sequence[Path],
-    schema: RecordSchema,
-    *,
-    num_classes: int,
-    by_file: bool,
-    shuffle_buffer_examples: int | None,
+    files: Sequence[Path], schema: RecordSchema, config: DataConfig
 ) -> RecordStream:
     """Counts the records of all files by their lengths, which are checked.
 
-    Args:
-      files: Files in an order that all processes share.
-      schema: Schema of the records.
-      num_classes: Upper bound of labels, not included.
-      by_file: True if each process reads different files.
-      shuffle_buffer_examples: Number of examples in the shuffle buffer; None for as
-        many as have 128 MiB by the average length of all records, 10,000 at most.
+    All processes have to give the files in the same order.
 
     Raises:
       UsageError: A file cannot be read, is empty, truncated, or a length is damaged.
     """
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         opened = tuple(threads.map(StreamFile.open, files))
-    if shuffle_buffer_examples is None:
-        shuffle_buffer_examples = _default_shuffle_buffer([f.size for f in opened])
+    default = _default_shuffle_buffer([file.size for file in opened])
     return RecordStream(
         files=opened,
         schema=schema,
-        num_classes=num_classes,
-        by_file=by_file,
-        shuffle_buffer_examples=shuffle_buffer_examples,
+        num_classes=config.num_classes,
+        by_file=config.sharding == "file",
+        shuffle_buffer_examples=config.shuffle_buffer_examples or default,
     )
 
 
 def _default_shuffle_buffer(sizes: Sequence[FileSize]) -> int:
-    """Returns a number of examples that is the same for every process."""
+    """Returns a number of examples that have 128 MiB, the same for every process."""
     num_bytes = sum(size.num_bytes for size in sizes)
     fitting = _SHUFFLE_BUFFER_BYTES * sum(s.num_records for s in sizes) // num_bytes
     return min(max(fitting, 1), _SHUFFLE_BUFFER_EXAMPLES)
