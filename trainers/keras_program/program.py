@@ -33,6 +33,7 @@ from trainers.loop.builder import assemble_parts
 from trainers.loop.parts import Phase, TrainingParts
 from trainers.loop.precision import set_precision
 from trainers.run_dir.run_dir import RunDir
+from trainers.user_code import errors_of_steps
 from trainers.user_code.checks import has_own_step
 
 # Trains the parts of a run with the epochs of a `fit`, and returns the exit code.
@@ -177,9 +178,10 @@ class Program:
             if self._others_wait and self._cluster.is_chief:
                 self._tell(_TRAINS_AGAIN, ExitCode.DONE)
             self._others_wait = False
-            history, exit_code = self._train_model(
-                model, arguments, functools.partial(fit, model)
-            )
+            with errors_of_steps():
+                history, exit_code = self._train_model(
+                    model, arguments, functools.partial(fit, model)
+                )
         except BaseException as error:
             self._error = error
             raise

@@ -34,6 +34,7 @@ from trainers.reporting.step_phases import PhaseMeter
 from trainers.reporting.tracking.tracking import Tracking
 from trainers.run_dir.run_dir import RunDir
 from trainers.run_dir.training_dir import FolderGoneError, TrainingDir, default_path
+from trainers.user_code import errors_of_steps
 
 
 def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
@@ -49,9 +50,10 @@ def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
             program = Program(config, cluster, task.strategy, console, task.train)
             task.exit_code = program.run()
         else:
-            parts = assemble(task.config, task.strategy)
-            epochs = epochs_of_run(parts, cluster.is_chief)
-            task.exit_code = task.train(parts, epochs)
+            with errors_of_steps():
+                parts = assemble(task.config, task.strategy)
+                epochs = epochs_of_run(parts, cluster.is_chief)
+                task.exit_code = task.train(parts, epochs)
             if epochs is not None and task.exit_code == ExitCode.DONE:
                 # Otherwise the run has closed it.
                 task.strategy.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sysconfig
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -63,6 +65,50 @@ def failure_of(what: str, error: BaseException) -> UsageError:
         f"{what} failed ({type(error).__name__}: {words}): {remedy}; --verbose shows "
         "where."
     )
+
+
+@contextlib.contextmanager
+def errors_of_steps() -> Iterator[None]:
+    """Turns an error that the user's code raises in a step into a one-line error.
+
+    Steps run the code of layers, regularizers, optimizers and the like, where no call
+    is known to be the user's before it fails.
+
+    Raises:
+      UsageError: The file and line of the user's last call, the kind of error and its
+        message.
+    """
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        place = _last_place(error)
+        if place is None:
+            raise
+        raise failure_of(place, error) from error
+
+
+def _last_place(error: Exception) -> str | None:
+    """Returns the last file and line; None if a call of this project is further in."""
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        if frame.f_globals.get("__name__", "").partition(".")[0] in _OWN_PACKAGES:
+            break
+        path = frame.f_code.co_filename
+        if "__autograph_generated_file" in path:
+            # The message says where in the user's file.
+            return "a tf.function"
+        if not path.startswith(_OF_LIBRARIES):
+            return f"{path}, line {line},"
+    return None
+
+
+_OWN_PACKAGES = ("models", "strategies", "trainers")
+# Python names frames that have no file in angle brackets.
+_OF_LIBRARIES = (
+    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    "<frozen",
+)
 
 
 def ended(what: str, error: SystemExit) -> UsageError:

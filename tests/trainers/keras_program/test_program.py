@@ -436,6 +436,13 @@ def test_epochs_are_counted_as_the_program_counts_them(tmp_path: pathlib.Path) -
             ("Own", "make_train_function", "train_step"),
         ),
         (
+            "class Own(keras.optimizers.SGD):\n"
+            "  def update_step(self, gradient, variable, learning_rate):\n"
+            "    raise KeyError('momentum')\n"
+            "model.compile(Own(), 'mse')\nmodel.fit(x, y)",
+            ("train.py, line 11, failed", "KeyError: 'momentum'"),
+        ),
+        (
             "fixed = keras.Sequential([keras.Input(batch_shape=(20, 4)), "
             "keras.layers.Dense(1)])\nfixed.compile('sgd', 'mse')\n"
             "fixed.fit(x, y, batch_size=20)",
