@@ -25,8 +25,8 @@ def disable_layers(model: keras.Model, kinds: Sequence[str]) -> None:
     """Makes layers of some kinds behave in training as in inference.
 
     The variables of the layers do not change. A layer that does not take `training` is
-    the same in both, such as the sampling layer of an autoencoder. Kinds are those of
-    `model.disable_layers`.
+    the same in both, such as the sampling layer of an autoencoder. Kinds have the names
+    that `model.disable_layers` takes.
     """
     for layer in flat_layers(model):
         takes_training = "training" in inspect.signature(layer.call).parameters

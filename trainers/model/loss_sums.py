@@ -48,7 +48,7 @@ def with_layer_losses(
     scope: keras.StatelessScope,
     batch: Batch,
 ) -> tf.Tensor:
-    """Returns a loss with those that layers added, and weight regularization.
+    """Returns a loss with the losses that layers added, and weight regularization.
 
     They are means over a batch, so that each row counts with all of them.
     `Model.losses` would contain both, but inside a StatelessScope it passes None to the
