@@ -41,3 +41,17 @@ class Executions:
         next_epoch = self.lengths.start(self.lengths.epoch_of(step) + 1)
         done = self.lengths.batch_of(step) - self.first_batch(step)
         return min(step + self.size - done, next_epoch)
+
+    def remark(self, steps_per_epoch: int | None) -> str | None:
+        """Returns a warning if Keras trains more steps in an epoch than it is given.
+
+        Args:
+          steps_per_epoch: Argument of `fit`.
+        """
+        if not steps_per_epoch or not steps_per_epoch % self.size:
+            return None
+        return (
+            f"fit has steps_per_epoch={steps_per_epoch} and steps_per_execution="
+            f"{self.size}: where there are enough data, Keras rounds the first up to a "
+            "multiple of the second, and here an epoch has as many steps as it says"
+        )

@@ -273,8 +273,12 @@ class Program:
         parts = assemble_parts(config, self._strategy, data, spec, self._phase)
         self._num_fits += 1
         epochs = Epochs(arguments, parts, self._cluster.is_chief, fit)
-        if (remark := epochs.lengths.remark(epochs.num_steps)) is not None:
-            self._console.warn(remark)
+        for remark in (
+            epochs.lengths.remark(epochs.num_steps),
+            epochs.executions.remark(arguments.steps_per_epoch),
+        ):
+            if remark is not None:
+                self._console.warn(remark)
         self._model = model
         try:
             exit_code = self._train(parts, epochs)

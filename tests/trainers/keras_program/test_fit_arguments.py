@@ -6,6 +6,7 @@ import keras
 import pytest
 
 from strategies.common.errors import UsageError
+from trainers.keras_program.executions import Executions
 from trainers.keras_program.fit_arguments import EpochLengths, arguments_of_call
 
 
@@ -37,6 +38,16 @@ def test_an_epoch_ends_with_the_data(
     # As long as a pass lasts, no epoch of several is cut short.
     if most_steps < num_batches:
         assert lengths.remark(most_steps) is None
+
+
+def test_executions_begin_anew_with_each_epoch() -> None:
+    """Epochs have 4 and 3 steps, and Keras numbers whole executions."""
+    executions = Executions(EpochLengths(most_steps=4, num_batches=7), size=3)
+    assert [executions.end(step) for step in range(8)] == [3, 3, 3, 4, 7, 7, 7, 10]
+    assert [executions.first_batch(step) for step in range(5)] == [0, 0, 0, 3, 0]
+    assert [executions.last_batch(step) for step in range(5)] == [2, 2, 2, 5, 2]
+    assert "steps_per_epoch=4" in (executions.remark(4) or "")
+    assert executions.remark(6) is executions.remark(None) is None
 
 
 def test_limits_of_keras_hold() -> None:
