@@ -153,6 +153,13 @@ class WorkerLoop:
         whole = self.batches.at(cached_data, step, 0, 1)
         # Each worker counts the whole batch by itself, which costs no message.
         totals = totals_of(self._replica_step, lambda count: count(whole).sums)
+        if totals and self._queues.leaves_out_late_ones:
+            raise UsageError(
+                "--backup_workers does not fit this loss: it is a mean over the values "
+                "that masks or weights leave, of which the shards of a batch have "
+                "different numbers, and an update may go on without any of them; use "
+                "--backup_workers=0."
+            )
         # The shard counts as a part of this step's batch, also if it is from a later
         # one, so that its gradient is divided by the same number of examples.
         return batch._replace(

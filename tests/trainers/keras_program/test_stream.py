@@ -270,21 +270,37 @@ def test_a_check_of_compilation_reads_no_batch_of_the_training(
     assert "losses 2" in done.stdout
 
 
-def test_backup_workers_do_not_read_streams(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize(
+    ("loss", "data", "words"),
+    [
+        (
+            *("'mse'", "tf.data.Dataset.from_tensors((np.ones((4, 2)), np.ones(4)))"),
+            "--backup_workers=1 does not fit data that are a stream",
+        ),
+        # Its parts of a batch have several sums of weights.
+        (
+            "keras.losses.MeanSquaredError('mean_with_sample_weight')",
+            "np.ones((4, 2)), np.ones(4), sample_weight=np.arange(4)",
+            "--backup_workers does not fit this loss",
+        ),
+    ],
+)
+def test_backup_workers_are_refused_where_others_cannot_do_without_one(
+    tmp_path: pathlib.Path, loss: str, data: str, words: str
+) -> None:
     program = tmp_path / "train.py"
     program.write_text(
         "import keras, numpy as np, tensorflow as tf\n"
         "model = keras.Sequential([keras.layers.Dense(1)])\n"
-        "model.compile('sgd', 'mse')\n"
-        "data = tf.data.Dataset.from_tensors((np.ones((4, 2)), np.ones(4)))\n"
-        "model.fit(data)\n"
+        f"model.compile('sgd', {loss})\n"
+        f"model.fit({data})\n"
     )
     done = processes.run(
         *(f"--script={program}", f"--run_dir={tmp_path / 'run'}", "--update=sync"),
         *("--strategy=parameter_server", "--num_workers=2", "--backup_workers=1"),
     )
     assert done.returncode == 2, done.stderr
-    assert "--backup_workers=1 does not fit data that are a stream" in done.stderr
+    assert words in done.stderr
 
 
 @pytest.mark.parametrize("streamed", ["train", "evaluation"])
