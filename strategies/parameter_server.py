@@ -156,7 +156,6 @@ class ParameterServer(Strategy):
             )
         self._synchronous = SynchronousSteps(
             self._coordinator,
-            "/job:chief/replica:0/task:0/device:CPU:0",
             self._servers,
             self._num_workers,
             self._config.num_required(self._num_workers),

@@ -37,7 +37,7 @@ from strategies.common.types import (
 from strategies.inner_loop.grouping import compute_in_order, grouped
 from strategies.inner_loop.loop import InnerLoop
 from strategies.inner_loop.reduction import bytes_of, total_of, totals, widened
-from strategies.inner_loop.replicated import BUCKET_BYTES, OwnShard, all_reduce_packed
+from strategies.inner_loop.replicated import OwnShard, all_reduce_packed
 from strategies.inner_loop.results import INTERNAL, OWN_TOTALS
 from strategies.inner_loop.step import Step
 
@@ -92,7 +92,7 @@ class ShardedUpdate(UpdateExchange):
                 self._trained[indices[0]].dtype,
                 num_workers,
             )
-            for indices in grouped(kinds, BUCKET_BYTES)
+            for indices in grouped(kinds)
         ]
         self._spans = [bucket.spans(worker) for bucket in self._buckets]
         self._shard = update.shard([span for spans in self._spans for span in spans])

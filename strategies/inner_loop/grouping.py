@@ -8,9 +8,12 @@ import tensorflow as tf
 
 from strategies.common.private_apis.graphs import run_after
 
+# A collective of a few numbers takes as long as to copy some hundred kilobytes twice.
+BUCKET_BYTES = 1 << 20
+
 
 def grouped(
-    tensors: Sequence[tuple[tf.DType, int]], bucket_bytes: int
+    tensors: Sequence[tuple[tf.DType, int]], bucket_bytes: int = BUCKET_BYTES
 ) -> list[list[int]]:
     """Returns the positions of tensors by bucket, in the order of the backward pass.
 

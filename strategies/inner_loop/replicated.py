@@ -140,10 +140,7 @@ def all_reduce_packed(
         # would cost every step another collective.
         return _widest(others, value.dtype) if id(value) in state else others
 
-    def buckets(kinds: Sequence[tuple[tf.DType, int]]) -> list[list[int]]:
-        return grouped(kinds, BUCKET_BYTES)
-
-    outputs = _sum_dense(context, outputs, wire_type, buckets, is_ring=True)
+    outputs = _sum_dense(context, outputs, wire_type, grouped, is_ring=True)
     # Last, because tables of embeddings are in the first layers.
     return outputs._replace(gradients=sum_sparse(context, outputs.gradients))
 
@@ -164,10 +161,6 @@ def _widest(*types: tf.DType) -> tf.DType:
     return max(types, key=lambda dtype: dtype.size)
 
 
-# A gradient of this size or larger is sent by itself, and smaller ones in buckets of at
-# least this size. A collective of a few numbers takes as long as to copy some hundred
-# kilobytes twice.
-BUCKET_BYTES = 1 << 20
 _LARGE_IN_ONE_PROCESS_BYTES = 64 << 10
 
 
@@ -208,15 +201,14 @@ def _sum_dense(
         for index in dense
     ]
     groups = groups_of(kinds)
-    ring = context if is_ring else None
     packed = [
-        _pack([flat[dense[i]] for i in group], kinds[group[0]][0], ring)
+        _pack(context, [flat[dense[i]] for i in group], kinds[group[0]][0], is_ring)
         for group in groups
     ]
     if is_ring:
         compute_in_order([each.vector for each in packed])
     for group, each in zip(groups, packed, strict=True):
-        summed = _sum_packed(context, each, is_ring=is_ring)
+        summed = _sum_packed(context, each, is_ring)
         for position, value in zip(group, summed, strict=True):
             flat[dense[position]] = value
     return tf.nest.pack_sequence_as(outputs, flat)
@@ -237,7 +229,7 @@ def sum_by_type(
     types = [summable_type(value.dtype) for value in values]
     for dtype in dict.fromkeys(types):
         indices = [index for index, wire in enumerate(types) if wire == dtype]
-        packed = _pack([values[index] for index in indices], dtype, context)
+        packed = _pack(context, [values[i] for i in indices], dtype, is_ring=True)
         totals = _sum_packed(context, packed, is_ring=True)
         for index, total in zip(indices, totals, strict=True):
             summed[index] = total
@@ -260,21 +252,16 @@ class _Packed(NamedTuple):
 
 
 def _pack(
+    context: tf.distribute.ReplicaContext,
     values: Sequence[tf.Tensor],
     dtype: tf.DType,
-    ring: tf.distribute.ReplicaContext | None,
+    is_ring: bool,
 ) -> _Packed:
-    """Packs tensors.
-
-    Args:
-      values: Dense tensors.
-      dtype: Type of the vector.
-      ring: Context of the calling replica; None if all replicas are in one process.
-    """
+    """Packs dense tensors into a vector of a type."""
     missing = 0
-    if ring is not None:
+    if is_ring:
         size = sum(value.shape.num_elements() or 0 for value in values)
-        replicas = ring.num_replicas_in_sync
+        replicas = context.num_replicas_in_sync
         missing = size_with_parts_for_all(size, dtype.size, replicas) - size
     # A single tensor keeps its shape: a copy into a vector would gain nothing.
     if len(values) == 1 and not missing:
@@ -288,7 +275,7 @@ def _pack(
 
 
 def _sum_packed(
-    context: tf.distribute.ReplicaContext, packed: _Packed, *, is_ring: bool
+    context: tf.distribute.ReplicaContext, packed: _Packed, is_ring: bool
 ) -> list[tf.Tensor]:
     """Returns the sums of packed tensors over all replicas, in their own shapes."""
     vector = packed.vector

@@ -14,7 +14,7 @@ from strategies.processes.forked_process import ForkedProcess
 from strategies.processes.parent import LAUNCHER_PID, adopting_orphans
 from strategies.processes.process_title import ROOM_ARGUMENT, ROOM_VARIABLE
 from strategies.processes.request import Request
-from strategies.processes.template_environment import FORKED, mark_of, read_at_import
+from strategies.processes.template_environment import FORKED, own_mark, read_at_import
 from strategies.processes.template_process import serve_in_fork
 
 _PROGRAM = "strategies.processes.template_process"
@@ -119,7 +119,7 @@ def forked_template(environment: Mapping[str, str]) -> Template | None:
       Template; None unless this process was forked from one itself, has a single
         thread, and its variables were not changed.
     """
-    if environment.get(FORKED) != mark_of(os.getpid(), environment):
+    if environment.get(FORKED) != own_mark(environment):
         return None
     if threading.active_count() > 1:
         return None

@@ -43,15 +43,10 @@ def read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: v for name, v in environment.items() if name not in later}
 
 
-def mark_of(pid: int, environment: Mapping[str, str]) -> str:
-    """Returns the value of FORKED in a process that a template has forked.
-
-    Args:
-      pid: ID of the process.
-      environment: Its variables.
-    """
+def own_mark(environment: Mapping[str, str]) -> str:
+    """Returns the value of FORKED in this process if a template has forked it."""
     text = json.dumps(sorted(read_at_import(environment).items()))
-    return f"{pid}:{hashlib.sha256(text.encode()).hexdigest()}"
+    return f"{os.getpid()}:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def file_kib() -> int:

@@ -36,7 +36,7 @@ from strategies.processes.template_environment import (
     TEMPLATE_FILE_KIB,
     apply_allocator_settings,
     file_kib,
-    mark_of,
+    own_mark,
 )
 
 _SECONDS_BETWEEN_LOOKS = 0.0005
@@ -176,7 +176,7 @@ def _set_environment(request: Request) -> None:
     template_file_kib = os.environ[TEMPLATE_FILE_KIB]
     os.environ.clear()
     os.environ.update(request.environment)
-    os.environ[FORKED] = mark_of(os.getpid(), request.environment)
+    os.environ[FORKED] = own_mark(request.environment)
     os.environ[TEMPLATE_FILE_KIB] = template_file_kib
     process_title.show(request.command, os.environ)
     process_title.set_name(os.path.basename(request.command[0]))
