@@ -312,6 +312,15 @@ def test_a_file_of_another_strategy_leaves_its_settings_behind(
     assert "--num_ps=2 is not used" in refusal(file, "--strategy=tower", "--num_ps=2")
 
 
+def test_a_file_of_another_data_set_leaves_its_augmentation_behind(
+    tmp_path: pathlib.Path,
+) -> None:
+    was = parse("--dataset=cifar10", "--set=data.augmentation=false")
+    file = write_config(tmp_path, was.to_dict())
+    assert parse(file) == was
+    assert parse(file, "--dataset=digits").data.augmentation
+
+
 def test_a_file_that_contradicts_itself_is_refused(tmp_path: pathlib.Path) -> None:
     file = write_config(tmp_path, {"strategy": "mirrored", "num_ps": 3})
     assert "--num_ps=3 is not used by --strategy=mirrored" in refusal(file)
