@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from strategies.common.private_apis.graphs import counted_alone
 from strategies.common.types import (
     ReplicaFunction,
     ReplicaOutputs,
@@ -84,7 +85,7 @@ class InnerLoop:
             if signature is not None:
                 signature = (signature, *_ARGUMENTS)
             self._function = tf.function(
-                self._run, autograph=False, input_signature=signature
+                counted_alone(self._run), autograph=False, input_signature=signature
             )
         return self._function
 

@@ -10,6 +10,7 @@ paths, and deletes the paths in it; this module relies only on the names of fold
 from __future__ import annotations
 
 import hashlib
+import logging
 import pathlib
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -280,7 +281,15 @@ def _writer(
     """
 
     def write(path: str | tf.Tensor) -> None:
-        checkpoint.write(path)
+        # TensorFlow logs by absl, which gives a root logger without handlers one that
+        # prints (absl/logging/__init__.py, `log`): all further warnings of TensorFlow
+        # would appear twice, and a program's logging.basicConfig would do nothing.
+        handler = logging.NullHandler()
+        logging.root.addHandler(handler)
+        try:
+            checkpoint.write(path)
+        finally:
+            logging.root.removeHandler(handler)
 
     specs = map(tf.DeviceSpec.from_string, [v.device for v in variables])
     here = tf.DeviceSpec.from_string(tf.constant(0).device)

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from strategies.common.private_apis.graphs import counted_alone
 from strategies.common.private_apis.models import flat_layers
 from strategies.common.types import Batch
 from trainers.model.random_numbers.of_step import StepRandomNumbers
@@ -42,7 +43,7 @@ def forward_remark(model: keras.Model, few: Batch) -> str | None:
             outputs = model(batch.features, training=True)
         return changes_in(scope, variables), tf.nest.flatten(outputs)
 
-    traced = tf.function(run, autograph=False)
+    traced = tf.function(counted_alone(run), autograph=False)
     parts = parts_of_batch(few)
     # The last one tells where random numbers are drawn.
     changes, outputs = zip(*[traced(part) for part in (*parts, parts[0])], strict=True)

@@ -60,3 +60,34 @@ def test_a_flags_schedule_is_of_each_fit(tmp_path: pathlib.Path) -> None:
     rows = [row for row in processes.metrics_of(run) if "learning_rate" in row]
     rates = [row["learning_rate"] for row in rows]
     assert rates == pytest.approx([1, 1, 0.1, 0.01] * 3)
+
+
+_FOLDS = """
+import logging
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+x, y = np.ones((4, 2)), np.ones(4)
+for fold in range(5):
+    layers = [keras.layers.Dense(1), keras.layers.Lambda(lambda x: x)]
+    model = keras.Sequential([keras.layers.Input((2,)), *layers])
+    model.compile("sgd", "mse")
+    model.fit(x, y, batch_size=4, verbose=0, validation_data=(x, y))
+tf.get_logger().warning("warned")
+logging.basicConfig(format="of the program: %(message)s")
+logging.warning("all folds")
+"""
+
+
+def test_models_in_turn_leave_logs_as_they_are(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(_FOLDS)
+    words = (f"--script={path}", f"--run_dir={tmp_path / 'run'}")
+    done = processes.run(*words, "--strategy=one_device", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    # TensorFlow warns of the fifth trace of a function.
+    assert "retracing" not in done.stderr
+    assert done.stderr.count("warned") == 1
+    assert "of the program: all folds" in done.stderr

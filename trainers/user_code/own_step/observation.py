@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from strategies.common.private_apis.graphs import counted_alone
 from strategies.common.types import Batch
 from trainers.model.random_numbers.of_step import StepRandomNumbers
 from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
@@ -102,7 +103,7 @@ def observe(step: ModelStep, few: Batch) -> Observed:
         )
 
     # In a graph, as fit runs it: a step may use what eager tensors do not have.
-    traced = tf.function(run, autograph=False)
+    traced = tf.function(counted_alone(run), autograph=False)
     # The last one tells where random numbers are drawn.
     parts = parts_of_batch(few)
     outputs = [traced(part) for part in (*parts, parts[0])]

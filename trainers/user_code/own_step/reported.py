@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from strategies.common.private_apis.graphs import counted_alone
+
 # Position of a metric and the name in its result, which is empty for one number.
 Result = tuple[int, str]
 
@@ -113,4 +115,4 @@ def _function(
         )
         return found[0]
 
-    return tf.function(compute, autograph=False)
+    return tf.function(counted_alone(compute), autograph=False)
