@@ -16,6 +16,7 @@ from strategies.base import Strategy
 from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
 from strategies.common.errors import ExitCode, UsageError
+from strategies.common.private_apis.models import trained_as_traced
 from strategies.common.private_apis.variables import variables_as_numbers
 from trainers.config.config import Config
 from trainers.keras_program.config_of_fit import config_of_fit
@@ -178,7 +179,7 @@ class Program:
             if self._others_wait and self._cluster.is_chief:
                 self._tell(_TRAINS_AGAIN, ExitCode.DONE)
             self._others_wait = False
-            with errors_of_steps():
+            with errors_of_steps(), trained_as_traced(model):
                 history, exit_code = self._train_model(
                     model, arguments, functools.partial(fit, model)
                 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -20,6 +20,33 @@ def flat_layers(model: keras.Model) -> Sequence[keras.layers.Layer]:
     attributes (keras/src/layers/layer.py, `_flatten_layers`).
     """
     return model._flatten_layers()
+
+
+@contextlib.contextmanager
+def trained_as_traced(model: keras.Model) -> Iterator[None]:
+    """Trains the layers inside the block that the first `fit` since `compile` trained.
+
+    Keras traces its step there, and what a program freezes or thaws later has no effect
+    before it compiles again (keras/src/backend/tensorflow/trainer.py,
+    `make_train_function`).
+    """
+    now = [(layer, layer.trainable) for layer in flat_layers(model)]
+    # `compile` makes another object.
+    first = vars(model._compile_config).setdefault("first_trained", now)
+    changed = [(layer, flag) for layer, flag in first if layer.trainable != flag]
+    _set_trainable(changed)
+    try:
+        yield
+    finally:
+        _set_trainable((layer, not flag) for layer, flag in changed)
+
+
+def _set_trainable(flags: Iterable[tuple[keras.layers.Layer, bool]]) -> None:
+    for layer, flag in flags:
+        # The setter of `trainable` would change the layers inside of it as well.
+        layer._trainable = flag
+        for variable in layer._trainable_variables:
+            variable.trainable = flag
 
 
 @contextlib.contextmanager

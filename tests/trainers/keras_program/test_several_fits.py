@@ -7,6 +7,7 @@ import pathlib
 import pytest
 
 from tests import processes
+from tests.trainers.keras_program.beside_fit import assert_same, by_fit, under
 
 # The second `fit` begins with a new optimizer, and the third one keeps it.
 _PROGRAM = """
@@ -91,3 +92,27 @@ def test_models_in_turn_leave_logs_as_they_are(tmp_path: pathlib.Path) -> None:
     assert "retracing" not in done.stderr
     assert done.stderr.count("warned") == 1
     assert "of the program: all folds" in done.stderr
+
+
+_FREEZING = """
+keras.utils.set_random_seed(0)
+base = keras.layers.Dense(3)
+model = keras.Sequential([keras.layers.Input((4,)), base, keras.layers.Dense(1)])
+model.compile("adam", "mse")
+for is_trained in (True, False):
+    base.trainable = is_trained
+    model.fit(x, y, batch_size=16)
+model.compile("adam", "mse")
+for is_trained in (False, True):
+    base.trainable = is_trained
+    model.fit(x, y, batch_size=16)
+assert base.trainable and base.kernel.trainable
+"""
+
+
+def test_layers_are_frozen_by_the_next_compile(tmp_path: pathlib.Path) -> None:
+    text = _PROGRAM.partition("model")[0] + _FREEZING
+    plain, run = tmp_path / "plain", tmp_path / "run"
+    for folder in (plain, run):
+        folder.mkdir()
+    assert_same(under(run, text, "--strategy=mirrored"), by_fit(plain, text))
