@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import glob
 import inspect
 import math
+import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -168,6 +171,26 @@ def restored_history(
         if name != EPOCHS
     }
     return [int(epoch) for epoch in state.get(EPOCHS, [])], logs
+
+
+def models_written_after(
+    callbacks: Sequence[keras.callbacks.Callback], seconds: float
+) -> list[str]:
+    """Returns the paths of ModelCheckpoint with files that were written after a time.
+
+    Args:
+      callbacks: Callbacks of a `fit`.
+      seconds: Time in seconds since 1970.
+    """
+    found = []
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.ModelCheckpoint):
+            # Such as best-{epoch:02d}.keras.
+            parts = re.split(r"\{[^}]*\}", callback.filepath)
+            files = glob.glob("*".join(map(glob.escape, parts)))
+            if any(os.path.getmtime(file) > seconds for file in files):
+                found.append(callback.filepath)
+    return found
 
 
 def observes_batches(callback: keras.callbacks.Callback) -> bool:

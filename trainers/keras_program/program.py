@@ -18,7 +18,9 @@ from strategies.common.console import Console
 from strategies.common.errors import ExitCode, UsageError
 from strategies.common.private_apis.models import trained_as_traced
 from strategies.common.private_apis.variables import variables_as_numbers
+from strategies.common.text import shown
 from trainers.config.config import Config
+from trainers.keras_program.callback_state import models_written_after
 from trainers.keras_program.config_of_fit import config_of_fit
 from trainers.keras_program.data import (
     check_streams,
@@ -253,10 +255,25 @@ class Program:
             given["callbacks"] = None
         return fit(model, **given)
 
+    def _warn_of_later_models(self, arguments: FitArguments) -> None:
+        """Warns of files of a `fit` that was over which a later `fit` has replaced."""
+        folder = RunDir(pathlib.Path(self._config.run.run_dir or ""))
+        ended = folder.end_of(self._phase.number)
+        if ended is None:
+            return
+        for path in models_written_after(arguments.callbacks, ended):
+            self._console.warn(
+                f"{shown(path)} is no longer what ModelCheckpoint wrote in this fit, "
+                "which was over: a later one has written there, and the program loads "
+                "that; give each fit another file and start anew"
+            )
+
     def _train_model(
         self, model: keras.Model, arguments: FitArguments, fit: Callable[..., Any]
     ) -> tuple[keras.callbacks.History, ExitCode]:
         arguments = without_backup(arguments, self._console.warn)
+        if self._cluster.is_chief:
+            self._warn_of_later_models(arguments)
         data = data_of_fit(arguments, self._config.run.seed)
         check_streams(self._config.strategy, data)
         if validates_on_shuffled(arguments):

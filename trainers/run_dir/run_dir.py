@@ -140,6 +140,20 @@ class RunDir:
         result = self.read_result() or {}
         return is_followed or result.get("status") == "completed"
 
+    def end_of(self, phase: int) -> float | None:
+        """Returns when an ended phase was saved last, in seconds since 1970.
+
+        Args:
+          phase: See `phase_path`.
+
+        Returns:
+          None if the phase has not ended.
+        """
+        if not self.has_ended(phase):
+            return None
+        saved = checkpoints_in(self.phase_path(phase)).values()
+        return max((path.stat().st_mtime for path in saved), default=None)
+
     def phase_path(self, phase: int) -> pathlib.Path:
         """Returns the folder of the checkpoints of one call of `fit`, from 1."""
         return self.checkpoints / f"phase-{phase}" if phase > 1 else self.checkpoints

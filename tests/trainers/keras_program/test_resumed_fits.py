@@ -160,3 +160,23 @@ def test_the_best_of_a_resumed_fit_is_not_that_of_the_fit_before(
     )
     # Its loss fell until its end, and was never as low as that of the easy examples.
     np.testing.assert_array_equal(best[0], last[0])
+
+
+def test_a_file_of_an_earlier_fit_that_was_replaced_is_named(
+    tmp_path: pathlib.Path,
+) -> None:
+    text = """
+    model.compile("sgd", "mse")
+    shared, own, again = (
+        keras.callbacks.ModelCheckpoint(f"{name}.weights.h5", save_weights_only=True)
+        for name in ("fit-{epoch:02d}", "own", "fit-{epoch:02d}")
+    )
+    model.fit(x, y, batch_size=16, callbacks=[shared, own])
+    once = Once("on_epoch_end", stop)
+    model.fit(x, y, epochs=2, batch_size=16, callbacks=[again, once])
+    """
+    assert _run(tmp_path, text, *_ONE).returncode == 143
+    resumed = _run(tmp_path, text, *_ONE, "--resume=auto")
+    assert resumed.returncode == 0, resumed.stderr
+    assert resumed.stderr.count("is no longer what ModelCheckpoint wrote") == 1
+    assert "warning: fit-{epoch:02d}.weights.h5 is no longer" in resumed.stderr
