@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from types import FrameType
 from typing import Any
@@ -21,7 +22,8 @@ class PreemptionSignals:
 
     A SIGINT that the process was started to ignore stays ignored.
     A second signal is handled as it was before, which ends the process at once; unless
-    it only repeats what a launcher has received as well.
+    it only repeats what a launcher has received as well. So is any signal in a process
+    that this one has forked.
     """
 
     def __init__(self, stops_together: bool = False) -> None:
@@ -33,6 +35,7 @@ class PreemptionSignals:
         """
         self._stops_together = stops_together
         self._received: int | None = None
+        self._process = os.getpid()
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> PreemptionSignals:
@@ -75,6 +78,9 @@ class PreemptionSignals:
         del frame
         self._received = number
         self._restore()
+        if os.getpid() != self._process:
+            # `multiprocessing.Pool` ends its workers by SIGTERM and waits for them.
+            os.kill(os.getpid(), number)
 
     def _receive_passed_on(self, number: int, frame: FrameType | None) -> None:
         del frame

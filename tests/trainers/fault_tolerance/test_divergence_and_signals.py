@@ -6,6 +6,7 @@ import os
 import pathlib
 import signal
 import sys
+import time
 
 import numpy as np
 import psutil
@@ -405,6 +406,19 @@ def test_processes_that_stop_together_learn_of_a_signal_with_the_next_call() -> 
         signals(of_the_call)
         with pytest.raises(StopRequested):
             signals(report(signals))
+
+
+# Python 3.12 warns of threads, such as TensorFlow's.
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_signal_ends_a_process_that_was_forked() -> None:
+    with PreemptionSignals():
+        child = os.fork()
+        if not child:
+            time.sleep(10)
+            os._exit(0)
+        os.kill(child, signal.SIGTERM)
+        _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
 
 
 def test_an_interrupt_that_is_ignored_is_not_taken_over() -> None:
