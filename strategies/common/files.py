@@ -14,6 +14,7 @@ import os
 import pathlib
 import stat
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -181,11 +182,21 @@ class FolderLock:
     """Lock that keeps other processes from using a folder while this process lives.
 
     The system releases the lock no matter how the process ends. No file remains.
+    Processes that it forks, such as readers of a program's data, may live longer and do
+    not hold the lock.
     """
 
     def __init__(self, path: pathlib.Path):
         self._path = path
         self._descriptor: int | None = None
+        # No strong reference: functions that are called at forks are never removed.
+        itself = weakref.ref(self)
+
+        def close_in_child() -> None:
+            if (lock := itself()) is not None:
+                lock.release()
+
+        os.register_at_fork(after_in_child=close_in_child)
 
     def acquire(self) -> None:
         """Takes the lock.

@@ -6,6 +6,7 @@ import math
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -237,6 +238,29 @@ def test_a_folder_that_another_process_writes_to_is_refused(
         assert processes.contents(tmp_path) == before
         other.kill()
     TrainingDir(wanted).begin(wanted, first_step=0)
+
+
+def test_a_forked_process_does_not_keep_the_lock_of_one_that_was_killed(
+    tmp_path: pathlib.Path,
+) -> None:
+    text = (
+        "import os, pathlib, signal, sys\n"
+        "from strategies.common.files import FolderLock\n"
+        "lock = FolderLock(pathlib.Path(sys.argv[1]))\n"
+        "lock.acquire()\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    os.close(1)\n"
+        "    signal.pause()\n"
+        "print(child, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    words = [sys.executable, "-c", text, str(tmp_path)]
+    ended = subprocess.run(words, check=False, stdout=subprocess.PIPE, text=True)
+    try:
+        FolderLock(tmp_path).acquire()
+    finally:
+        os.kill(int(ended.stdout), signal.SIGKILL)
 
 
 def test_a_folder_is_locked_from_its_begin_to_its_result(
