@@ -14,11 +14,11 @@ import os
 import pathlib
 import stat
 import time
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from strategies.common.errors import UsageError
+from strategies.common.forks import call_at_forks
 
 # A run's config.json has 6 kB, its result.json of a cluster of 1,000 tasks 100 kB.
 MOST_BYTES = 16 << 20
@@ -189,14 +189,7 @@ class FolderLock:
     def __init__(self, path: pathlib.Path):
         self._path = path
         self._descriptor: int | None = None
-        # No strong reference: functions that are called at forks are never removed.
-        itself = weakref.ref(self)
-
-        def close_in_child() -> None:
-            if (lock := itself()) is not None:
-                lock.release()
-
-        os.register_at_fork(after_in_child=close_in_child)
+        call_at_forks(after_in_child=self.release)
 
     def acquire(self) -> None:
         """Takes the lock.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from types import FrameType
 from typing import Any
 
 from strategies.common.errors import ExitCode, StopRequested
+from strategies.common.forks import call_at_forks
 from strategies.common.signals import PASSED_ON, original, requests_to_stop
 from trainers.loop.loop import StepEvent
 
@@ -22,8 +22,8 @@ class PreemptionSignals:
 
     A SIGINT that the process was started to ignore stays ignored.
     A second signal is handled as it was before, which ends the process at once; unless
-    it only repeats what a launcher has received as well. So is any signal in a process
-    that this one has forked.
+    it only repeats what a launcher has received as well. So is any signal in processes
+    that are forked: `multiprocessing.Pool` ends its workers by SIGTERM.
     """
 
     def __init__(self, stops_together: bool = False) -> None:
@@ -35,8 +35,12 @@ class PreemptionSignals:
         """
         self._stops_together = stops_together
         self._received: int | None = None
-        self._process = os.getpid()
         self._previous: dict[int, Any] = {}
+        call_at_forks(
+            before=self._block,
+            after_in_parent=self._unblock,
+            after_in_child=self._give_back_in_child,
+        )
 
     def __enter__(self) -> PreemptionSignals:
         for number in requests_to_stop():
@@ -47,6 +51,7 @@ class PreemptionSignals:
 
     def __exit__(self, *error: object) -> None:
         self._restore()
+        self._previous = {}
         # The handlers of the signals that a launcher forwards stay installed without
         # effect: the run is about to end, with or without a checkpoint.
 
@@ -78,15 +83,24 @@ class PreemptionSignals:
         del frame
         self._received = number
         self._restore()
-        if os.getpid() != self._process:
-            # `multiprocessing.Pool` ends its workers by SIGTERM and waits for them.
-            os.kill(os.getpid(), number)
 
     def _receive_passed_on(self, number: int, frame: FrameType | None) -> None:
         del frame
         # Does not restore the old handlers: a scheduler may signal both the task and
         # the launcher, and the forwarded copy must not count as a second signal.
         self._received = self._received or original(number)
+
+    def _block(self) -> None:
+        # A new process forgets what its handlers receive before the fork is complete
+        # (Modules/signalmodule.c of CPython, `_PySignal_AfterFork`).
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._previous)
+
+    def _unblock(self) -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self._previous)
+
+    def _give_back_in_child(self) -> None:
+        self._restore()
+        self._unblock()
 
     def _restore(self) -> None:
         for number, handler in self._previous.items():

@@ -411,6 +411,7 @@ def test_processes_that_stop_together_learn_of_a_signal_with_the_next_call() -> 
 # Python 3.12 warns of threads, such as TensorFlow's.
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_a_signal_ends_a_process_that_was_forked() -> None:
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     with PreemptionSignals():
         child = os.fork()
         if not child:
@@ -418,6 +419,7 @@ def test_a_signal_ends_a_process_that_was_forked() -> None:
             os._exit(0)
         os.kill(child, signal.SIGTERM)
         _, status = os.waitpid(child, 0)
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == blocked
     assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
 
 
