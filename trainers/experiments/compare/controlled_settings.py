@@ -117,7 +117,8 @@ _BEGINNINGS = (
             {"model", "hidden_units", "dtype", "dataset", "data_path"}
             | {"input_shape", "num_classes", "record_schema"}
         ),
-        remedy="compare runs of the same program",
+        remedy="compare runs of the same program, which reads no weights that an "
+        "earlier run has written",
     ),
 )
 

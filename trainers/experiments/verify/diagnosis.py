@@ -241,7 +241,10 @@ def _other_beginning(
         for name in ("initial_weights_sha256", "first_examples_sha256")
     )
     if has_other_weights and judgement.first_passing is not None:
-        return "the initial weights differ already, before any step"
+        return (
+            "the initial weights differ already, before any step: perhaps they are "
+            "read from a file that an earlier run has written"
+        )
     if has_other_examples:
         return (
             "the first examples differ already: the program draws other random numbers "
