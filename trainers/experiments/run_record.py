@@ -96,16 +96,6 @@ class Run:
         points = [(row["step"], _number(row.get(name))) for row in self.metrics]
         return {step: value for step, value in points if value is not None}
 
-    def step_milliseconds(self) -> list[float]:
-        """Returns the mean step time of each line of metrics, without the first line.
-
-        The first line is slower, because caches are cold.
-        """
-        values = [_at(row, "step_milliseconds", "total") for row in self.metrics]
-        found = [value for value in values if value is not None]
-        # A run with a single line keeps it.
-        return found[1:] or found
-
     def _seconds_to(self, accuracy: float | None) -> float | None:
         """Returns seconds of tracing and training until this evaluation accuracy."""
         if accuracy is None:

@@ -84,22 +84,18 @@ def _draw_band(
 
 
 def _draw_step_times(figure: Figure, runs: RunsByArm) -> None:
-    """Draws step times: boxes over lines of metrics, percentiles of single steps."""
+    """Draws percentiles of the steps of each run, as the table of arms has them."""
     axes = figure.subplots()
-    boxes = [
-        [value for run in completed for value in run.step_milliseconds()]
-        for completed in runs.values()
-    ]
-    axes.boxplot(boxes, orientation="horizontal", showfliers=False, widths=0.5)
-    for name, marker in {"p50": "|", "p90": ">", "p99": "D"}.items():
+    for name, marker in {"p50": "o", "p90": ">", "p99": "D"}.items():
         points = _points(runs, f"step_milliseconds_{name}")
         if points:
             milliseconds, rows = zip(*points, strict=True)
             axes.scatter(milliseconds, rows, s=28, marker=marker, label=name)
+    axes.set_ylim(0.5, len(runs) + 0.5)
     _name_rows(axes, runs)
     axes.set_xscale("log")
-    axes.set_xlabel("milliseconds a step")
-    axes.legend(frameon=False, ncols=3)
+    axes.set_xlabel("milliseconds a step, a mark of each kind for a run")
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def _points(runs: RunsByArm, metric: str) -> list[tuple[float, int]]:
