@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import pathlib
+import sys
 
 
 class ExitCode(enum.IntEnum):
@@ -89,3 +90,13 @@ class PeerLostError(Exception):
 
 class ClusterIncompleteError(PeerLostError):
     """Error for a task that did not start in time."""
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Returns whether Python or TensorFlow got no memory."""
+    # The error may be of a process that never imports TensorFlow, nor does this check.
+    tensorflow = sys.modules.get("tensorflow")
+    return isinstance(error, MemoryError) or (
+        tensorflow is not None
+        and isinstance(error, tensorflow.errors.ResourceExhaustedError)
+    )

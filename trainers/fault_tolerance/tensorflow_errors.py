@@ -9,9 +9,8 @@ from __future__ import annotations
 import importlib
 import os
 import re
-import sys
 
-from strategies.common.errors import UsageError
+from strategies.common.errors import UsageError, is_out_of_memory
 from strategies.common.text import one_line
 from strategies.common.write_errors import disk_error
 from trainers.config.config import Config
@@ -81,21 +80,12 @@ def _refusal(error: Exception, config: Config) -> UsageError | None:
             f"process has {_existing_devices()}; change the model, or leave "
             "--nosoft_placement out."
         )
-    if _is_out_of_memory(error):
+    if is_out_of_memory(error):
         return UsageError(
             f"this does not fit into memory ({one_line(error)[:200]}): lower "
             "--global_batch_size, or make the model or the data set smaller."
         )
     return None
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    # The error may be of a process that never imports TensorFlow, nor does this check.
-    tensorflow = sys.modules.get("tensorflow")
-    return isinstance(error, MemoryError) or (
-        tensorflow is not None
-        and isinstance(error, tensorflow.errors.ResourceExhaustedError)
-    )
 
 
 def _damaged_record(message: str, config: Config) -> UsageError | None:

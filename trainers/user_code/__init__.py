@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from models.factories import FactoryError
-from strategies.common.errors import UsageError
+from strategies.common.errors import UsageError, is_out_of_memory
 from strategies.common.text import one_line, printable
 
 # Enough for the cause, which Keras puts after the names of all layers around it.
@@ -72,7 +72,7 @@ def errors_of_steps() -> Iterator[None]:
     """Turns an error that the user's code raises in a step into a one-line error.
 
     Steps run the code of layers, regularizers, optimizers and the like, where no call
-    is known to be the user's before it fails.
+    is known to be the user's before it fails. A lack of memory is no fault of a line.
 
     Raises:
       UsageError: The file and line of the user's last call, the kind of error and its
@@ -80,9 +80,9 @@ def errors_of_steps() -> Iterator[None]:
     """
     try:
         yield
-    except UsageError:
-        raise
     except Exception as error:
+        if isinstance(error, UsageError) or is_out_of_memory(error):
+            raise
         place = _last_place(error)
         if place is None:
             raise
