@@ -132,7 +132,7 @@ MUTATIONS = (
         _REPLICATED,
         (
             (
-                "summed = context.all_reduce(tf.distribute.ReduceOp.SUM, vector)",
+                "summed = _sum_dense_tensor(context, vector)",
                 "summed = vector",
             ),
         ),
@@ -140,7 +140,7 @@ MUTATIONS = (
     Mutation(
         "mirrored takes the mean in place of the sum",
         _REPLICATED,
-        (("ReduceOp.SUM, vector)", "ReduceOp.MEAN, vector)"),),
+        (("ReduceOp.SUM, [(value", "ReduceOp.MEAN, [(value"),),
     ),
     Mutation(
         "mean of the means of two replicas",
