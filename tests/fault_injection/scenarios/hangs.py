@@ -79,9 +79,10 @@ class PythonLayer(keras.layers.Layer):
 
 class Slow(keras.layers.Layer):
     def call(self, inputs):
-        # Long for a loop without Python.
+        # Long for a loop without Python, from a step on: the model is also called with
+        # the first examples before it is trained.
         large = tf.random.stateless_uniform([400, 400], [1, 2])
-        count = tf.where(is_stuck & (tf.reduce_sum(inputs) > 0), 10**9, 1)
+        count = tf.where(is_stuck & (tf.reduce_max(inputs) < 0), 10**9, 1)
         loop = tf.while_loop(
             lambda i, m: i < count, lambda i, m: (i + 1, m @ m * 1e-3), [0, large])
         return inputs + 0 * tf.stop_gradient(loop[1][0, 0])
@@ -90,7 +91,8 @@ layers = {"layer": [PythonLayer()], "computation": [Slow()]}.get(PLACE, [])
 model = keras.Sequential(
     [keras.Input([8]), *layers, keras.layers.Dense(2, activation="softmax")])
 model.compile(optimizer="sgd", loss="sparse_categorical_crossentropy")
-stream = tf.data.Dataset.from_tensors((features, labels)).repeat()
+stream = tf.data.Dataset.from_tensors((features, labels)).repeat(STEP).concatenate(
+    tf.data.Dataset.from_tensors((-1 - features, labels)).repeat())
 model.fit(
     batches() if PLACE == "input" else stream,
     steps_per_epoch=100_000,
