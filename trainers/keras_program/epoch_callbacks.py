@@ -50,7 +50,8 @@ def callbacks_of(
 
     at_end = _at_ends(epochs, with_equal_variables(end))
     at_batches = While(
-        *(epochs.is_due_at_batch, epochs.next_end_of_batch),
+        epochs.is_due_at_batch,
+        epochs.next_end_of_batch,
         with_equal_variables(end_batch),
     )
     return [Always(epochs.window), at_batches, at_end]

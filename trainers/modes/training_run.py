@@ -269,11 +269,12 @@ class TrainingRun:
 
     def _evaluate(self, event: StepEvent) -> Mapping[str, float]:
         """Evaluates on the held-out examples, and returns the loss and metrics."""
-        observed: tuple[Any, ...] = ()
+        on_batch, batches_per_call = None, 1
         if self.epochs is not None:
-            observed = self.epochs.on_test_batch, self.epochs.executions.size
+            on_batch = self.epochs.on_test_batch
+            batches_per_call = self.epochs.executions.size
         with self.metrics.clock.measure("eval"):
-            evaluated = self.parts.evaluation.run(*observed)
+            evaluated = self.parts.evaluation.run(on_batch, batches_per_call)
         self.reporter.write_evaluation(event, evaluated)
         return evaluated.means
 

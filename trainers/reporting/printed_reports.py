@@ -62,7 +62,7 @@ def print_startup_report(
     console.item("run", f"{folder.path}{resumed}")
     for words in (
         _other_optimizer(assembly),
-        _endless_warmup(assembly),
+        _too_long_warmup(assembly),
         _unsynchronized(assembly) if strategy.num_replicas > 1 else None,
         substitution(assembly.config.strategy.device_choice),
     ):
@@ -128,7 +128,7 @@ def _other_optimizer(assembly: TrainingParts) -> str | None:
     )
 
 
-def _endless_warmup(assembly: TrainingParts) -> str | None:
+def _too_long_warmup(assembly: TrainingParts) -> str | None:
     """Returns a warning if the run ends before its learning rate has risen, or None."""
     warmup = assembly.config.optimizer.warmup_steps
     steps = assembly.train_steps - assembly.order.first_step

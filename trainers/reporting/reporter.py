@@ -252,6 +252,10 @@ class Reporter(NullReporter):
 
     def print_summary(self, status: str) -> None:
         print_final_summary(
-            *(self._console, status, self._parts.applied_steps()),
-            *(self._writer.final, self._metrics, self._folder),
+            self._console,
+            status,
+            self._parts.applied_steps(),
+            self._writer.final,
+            self._metrics,
+            self._folder,
         )

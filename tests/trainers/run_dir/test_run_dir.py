@@ -11,6 +11,7 @@ import subprocess
 import sys
 from typing import Any
 
+import psutil
 import pytest
 import tensorflow as tf
 
@@ -257,10 +258,14 @@ def test_a_forked_process_does_not_keep_the_lock_of_one_that_was_killed(
     )
     words = [sys.executable, "-c", text, str(tmp_path)]
     ended = subprocess.run(words, check=False, stdout=subprocess.PIPE, text=True)
+    assert ended.returncode == -signal.SIGKILL
+    child = int(ended.stdout)
     try:
+        # Raises if another process holds it, and the child still lives.
         FolderLock(tmp_path).acquire()
+        assert psutil.pid_exists(child)
     finally:
-        os.kill(int(ended.stdout), signal.SIGKILL)
+        os.kill(child, signal.SIGKILL)
 
 
 def test_a_folder_is_locked_from_its_begin_to_its_result(
