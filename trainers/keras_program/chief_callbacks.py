@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from strategies.base import Strategy
+from strategies.common.errors import UsageError
 from strategies.common.private_apis.variables import variables_as_numbers
 from trainers.keras_program.callback_state import (
     CallbackState,
@@ -25,6 +26,18 @@ from trainers.keras_program.streams.stream import ProgramStream
 from trainers.loop.parts import TrainingParts
 from trainers.run_dir.train_state import ASKED, CALLBACKS, STOPPED
 from trainers.user_code import wrap_user_errors
+
+
+class CallbackError(UsageError):
+    """Error for what a callback has raised.
+
+    Attributes:
+      raised: Error that the callback has raised.
+    """
+
+    def __init__(self, message: str, raised: Exception):
+        super().__init__(message)
+        self.raised = raised
 
 
 class ChiefCallbacks:
@@ -109,9 +122,18 @@ class ChiefCallbacks:
             self._parts.model.stop_training |= self._restored_wish
 
     def call(self, moment: str, *arguments: Any) -> None:
-        """Calls a method of all callbacks."""
-        with wrap_user_errors(f"{moment} of a callback"), variables_as_numbers():
-            getattr(self._all, moment)(*arguments)
+        """Calls a method of all callbacks.
+
+        Raises:
+          CallbackError: A callback has raised an error.
+        """
+        try:
+            with wrap_user_errors(f"{moment} of a callback"), variables_as_numbers():
+                getattr(self._all, moment)(*arguments)
+        except UsageError as error:
+            if isinstance(error.__cause__, Exception):
+                raise CallbackError(str(error), error.__cause__) from error.__cause__
+            raise
 
     def share(self) -> None:
         """Makes what callbacks have changed equal on all tasks."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import numbers
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from strategies.common.errors import UsageError
 from strategies.common.text import shown
+from trainers.user_code.checks import has_own_step
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -123,6 +126,33 @@ class FitArguments:
     def lengths(self, num_batches: int) -> EpochLengths:
         """Returns the numbers of steps of epochs, by the batches of a pass."""
         return EpochLengths(self.steps_per_epoch or num_batches, num_batches)
+
+
+def check_call(model: keras.Model, path: str) -> None:
+    """Refuses a call of `fit` that cannot be taken over, in the program of a path."""
+    if threading.current_thread() is not threading.main_thread():
+        raise UsageError(
+            f"--script={path} calls fit in a thread: call it in the main "
+            "one, where signals arrive."
+        )
+    if model.distribute_strategy is not tf.distribute.get_strategy() or (
+        tf.distribute.has_strategy()
+    ):
+        kind = type(model.distribute_strategy).__name__
+        raise UsageError(
+            f"--script={path} makes its model under a {kind} of its own: "
+            "leave it out; --strategy chooses one."
+        )
+    if not model.compiled:
+        raise UsageError(
+            f"--script={path} calls fit of a model that is not compiled: "
+            "call its compile first."
+        )
+    if model.optimizer is None and not has_own_step(model):
+        raise UsageError(
+            f"--script={path} calls fit of a model without an optimizer: "
+            "compile it with one."
+        )
 
 
 def arguments_of_call(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -21,6 +20,7 @@ from strategies.common.private_apis.variables import variables_as_numbers
 from strategies.common.text import shown
 from trainers.config.config import Config
 from trainers.keras_program.callback_state import models_written_after
+from trainers.keras_program.chief_callbacks import CallbackError
 from trainers.keras_program.config_of_fit import config_of_fit
 from trainers.keras_program.data import (
     check_streams,
@@ -28,7 +28,11 @@ from trainers.keras_program.data import (
     validates_on_shuffled,
 )
 from trainers.keras_program.epochs import Epochs
-from trainers.keras_program.fit_arguments import FitArguments, arguments_of_call
+from trainers.keras_program.fit_arguments import (
+    FitArguments,
+    arguments_of_call,
+    check_call,
+)
 from trainers.keras_program.left_out import settings_left_out, without_backup
 from trainers.keras_program.model import LentModel
 from trainers.keras_program.script import failure_of_script, replaced_fit, run_script
@@ -37,7 +41,6 @@ from trainers.loop.parts import Phase, TrainingParts
 from trainers.loop.precision import set_precision
 from trainers.run_dir.run_dir import RunDir
 from trainers.user_code import errors_of_steps
-from trainers.user_code.checks import has_own_step
 
 # Trains the parts of a run with the epochs of a `fit`, and returns the exit code.
 Train = Callable[[TrainingParts, Epochs], ExitCode]
@@ -72,7 +75,7 @@ class Program:
         self._config = config
         self._cluster = cluster
         self._strategy = strategy
-        self._console = console
+        self._warn = console.warn
         self._train = train
         self._path = config.model.script or ""
         self._num_fits = 0
@@ -81,7 +84,11 @@ class Program:
         self._phase = Phase()
         # Raised inside of `fit`, by this project and not by the program.
         self._error: BaseException | None = None
+        # The same of a callback, whose own error the program may catch, as with Keras.
+        self._callback_error: CallbackError | None = None
         self._ended: _ProgramEnded | None = None
+        traits = config.strategy.traits
+        self._is_on_every_task = traits.multi_process and not traits.server_jobs
         # Model that is being trained.
         self._model: keras.Model | None = None
 
@@ -116,21 +123,24 @@ class Program:
         try:
             with (
                 replaced_fit(self._fit, writes=self._cluster.is_chief),
-                settings_left_out(self._console.warn),
+                settings_left_out(self._warn),
                 variables_as_numbers(),
             ):
                 run_script(self._path, arguments)
-        except _ProgramEnded as ended:
-            return ended.exit_code
         except BaseException as error:
             if error is self._error or isinstance(error, KeyboardInterrupt):
                 raise
+            if self._callback_error and error is self._callback_error.raised:
+                self._error = self._callback_error
+                raise self._error from error
             # A program may end with sys.exit() or sys.exit(0), as many do.
-            is_end = isinstance(error, SystemExit) and not error.code
+            is_end = error is self._ended or (
+                isinstance(error, SystemExit) and not error.code
+            )
             if not is_end:
                 raise failure_of_script(self._path, arguments, error) from error
             is_help = not _ASKING_FOR_TEXT.isdisjoint(arguments)
-        # The program has caught it, or it was raised in a thread.
+        # The program has ended here, has caught it, or it was raised in a thread.
         if self._error is not None:
             raise self._error
         if self._ended is not None:
@@ -185,8 +195,10 @@ class Program:
                 history, exit_code = self._train_model(
                     model, arguments, functools.partial(fit, model)
                 )
+        except CallbackError as error:
+            self._leave_fit(error)
         except BaseException as error:
-            self._error = error
+            self._fail(error)
             raise
         if exit_code != ExitCode.DONE:
             self._end_program(exit_code)
@@ -200,6 +212,24 @@ class Program:
                 self._end_program(exit_code)
         return history
 
+    def _leave_fit(self, error: CallbackError) -> NoReturn:
+        """Raises what a callback has raised, as `fit` does: searches stop trials so."""
+        if self._is_on_every_task:
+            self._fail(error)
+        self._strategy.pause()
+        self._others_wait = True
+        self._callback_error = error
+        raise error.raised
+
+    def _fail(self, error: BaseException) -> None:
+        """Keeps an error of `fit`, and ends the program if other tasks run it, too.
+
+        They are still in this `fit`: the program cannot catch the error and go on.
+        """
+        self._error = error
+        if self._is_on_every_task:
+            self._end_program(ExitCode.USAGE)
+
     def _end_program(self, exit_code: ExitCode) -> NoReturn:
         self._ended = _ProgramEnded(exit_code)
         raise self._ended
@@ -211,31 +241,9 @@ class Program:
                 f"--script={self._path} calls fit of the model that is being trained, "
                 "in one of its callbacks: train a copy (keras.models.clone_model)."
             )
-        if threading.current_thread() is not threading.main_thread():
-            raise UsageError(
-                f"--script={self._path} calls fit in a thread: call it in the main "
-                "one, where signals arrive."
-            )
-        if model.distribute_strategy is not tf.distribute.get_strategy() or (
-            tf.distribute.has_strategy()
-        ):
-            kind = type(model.distribute_strategy).__name__
-            raise UsageError(
-                f"--script={self._path} makes its model under a {kind} of its own: "
-                "leave it out; --strategy chooses one."
-            )
-        if not model.compiled:
-            raise UsageError(
-                f"--script={self._path} calls fit of a model that is not compiled: "
-                "call its compile first."
-            )
-        if model.optimizer is None and not has_own_step(model):
-            raise UsageError(
-                f"--script={self._path} calls fit of a model without an optimizer: "
-                "compile it with one."
-            )
+        check_call(model, self._path)
         if model.run_eagerly and not self._config.model.keras_fit:
-            self._console.warn(
+            self._warn(
                 f"--script={self._path} compiles its model with run_eagerly=True: here "
                 "steps are graphs, and Python code in them runs when they are traced"
             )
@@ -262,7 +270,7 @@ class Program:
         if ended is None:
             return
         for path in models_written_after(arguments.callbacks, ended):
-            self._console.warn(
+            self._warn(
                 f"{shown(path)} is no longer what ModelCheckpoint wrote in this fit, "
                 "which was over: a later one has written there, and the program loads "
                 "that; give each fit another file and start anew"
@@ -271,13 +279,13 @@ class Program:
     def _train_model(
         self, model: keras.Model, arguments: FitArguments, fit: Callable[..., Any]
     ) -> tuple[keras.callbacks.History, ExitCode]:
-        arguments = without_backup(arguments, self._console.warn)
+        arguments = without_backup(arguments, self._warn)
         if self._cluster.is_chief:
             self._warn_of_later_models(arguments)
         data = data_of_fit(arguments, self._config.run.seed)
         check_streams(self._config.strategy, data)
         if validates_on_shuffled(arguments):
-            self._console.warn(
+            self._warn(
                 "training and validation data are parts of one data set that each "
                 "reader shuffles anew, so that examples change sides and orders do not "
                 "repeat: give its shuffle reshuffle_each_iteration=False"
@@ -287,7 +295,7 @@ class Program:
         lent = LentModel(model, f"--script={self._path}")
         spec = lent.spec(data, config)
         if lent.remark is not None and self._strategy.num_replicas > 1:
-            self._console.warn(lent.remark)
+            self._warn(lent.remark)
         parts = assemble_parts(config, self._strategy, data, spec, self._phase)
         self._num_fits += 1
         epochs = Epochs(arguments, parts, self._cluster.is_chief, fit)
@@ -296,22 +304,29 @@ class Program:
             epochs.executions.remark(arguments.steps_per_epoch),
         ):
             if remark is not None:
-                self._console.warn(remark)
+                self._warn(remark)
         self._model = model
         try:
             exit_code = self._train(parts, epochs)
+            if exit_code == ExitCode.DONE:
+                # Also of a run that was complete before.
+                epochs.finalize()
+                epochs.callbacks.share_history()
+                self._begin_next_phase(parts)
+        except CallbackError:
+            self._begin_next_phase(parts)
+            lent.take_back()
+            raise
         finally:
             self._model = None
-        if exit_code == ExitCode.DONE:
-            # Also of a run that was complete before.
-            epochs.finalize()
-            epochs.callbacks.share_history()
-            step = parts.applied_steps()
-            self._phase = Phase(
-                number=self._num_fits + 1,
-                first_step=step,
-                first_example=parts.order.first_example_of_step(step),
-            )
         # Only now, because epochs read variables of the strategy until their end.
         lent.take_back()
         return epochs.callbacks.history, exit_code
+
+    def _begin_next_phase(self, parts: TrainingParts) -> None:
+        step = parts.applied_steps()
+        self._phase = Phase(
+            number=self._num_fits + 1,
+            first_step=step,
+            first_example=parts.order.first_example_of_step(step),
+        )

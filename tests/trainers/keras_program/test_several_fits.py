@@ -118,6 +118,56 @@ def test_layers_are_frozen_by_the_next_compile(tmp_path: pathlib.Path) -> None:
     assert_same(under(run, text, "--strategy=mirrored"), by_fit(plain, text))
 
 
+# As in searches of hyperparameters, such as with Optuna.
+_PRUNING = """
+import keras
+import numpy as np
+
+x = np.random.default_rng(0).normal(size=(64, 4))
+y = x.sum(axis=1)
+
+
+class Pruned(Exception):
+    pass
+
+
+class Prune(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs):
+        raise Pruned(f"loss {logs['loss']}")
+
+
+for rate in (0.1, 0.01):
+    layers = [keras.layers.Dense(1, kernel_initializer="zeros")]
+    model = keras.Sequential([keras.layers.Input((4,)), *layers])
+    model.compile(keras.optimizers.Adam(rate), "mse")
+    try:
+        model.fit(x, y, epochs=3, batch_size=16, callbacks=[Prune()])
+    except Pruned:
+        # With the weights and moments that the pruned one has left.
+        model.fit(x, y, batch_size=16)
+"""
+
+
+def test_errors_of_callbacks_are_the_programs_to_catch(tmp_path: pathlib.Path) -> None:
+    plain, run = tmp_path / "plain", tmp_path / "run"
+    for folder in (plain, run):
+        folder.mkdir()
+    found = under(run, _PRUNING, "--strategy=mirrored")
+    assert len(found) == 2
+    assert_same(found, by_fit(plain, _PRUNING))
+    assert processes.result_of(run / "run")["status"] == "completed"
+
+
+def test_errors_of_callbacks_end_several_workers(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(_PRUNING.replace("except Pruned", "except Exception"))
+    workers = ("--strategy=multi_worker_mirrored", "--num_workers=2")
+    words = (f"--script={path}", f"--run_dir={tmp_path / 'run'}", *workers)
+    done = processes.run(*words, folder=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("error: on_epoch_end of a callback failed (Pruned") == 1
+
+
 _MODELS_IN_TURN = """
 import gc
 
