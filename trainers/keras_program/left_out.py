@@ -51,9 +51,12 @@ class _LeftOut:
       num_replicas_in_sync: Number of replicas that the strategy would have on this
         machine, alone. Programs multiply their batch size by it, so that it has to be
         the same under every --strategy.
+      cluster_resolver: Cluster without tasks, as of a MultiWorkerMirroredStrategy on
+        one machine, where programs ask it whether to write; None of the others.
     """
 
     num_replicas_in_sync: int
+    cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None
 
     def scope(self) -> contextlib.AbstractContextManager[_LeftOut]:
         """Returns a scope in which variables belong to no strategy."""
@@ -64,8 +67,8 @@ class _LeftOut:
             raise AttributeError(name)
         raise UsageError(
             f"the program uses {name!r} of a {type(self).__name__} of its own: "
-            "--strategy chooses how fit is distributed, and only scope() and "
-            "num_replicas_in_sync can stay."
+            "--strategy chooses how fit is distributed, and only scope(), "
+            "num_replicas_in_sync and cluster_resolver can stay."
         )
 
 
@@ -118,6 +121,12 @@ def _stand_in(name: str, warn: Warn) -> type[_LeftOut]:
         elif isinstance(devices, Sequence) and not isinstance(devices, str):
             count = len(devices)
         self.num_replicas_in_sync = count
+        if name == "MultiWorkerMirroredStrategy":
+            self.cluster_resolver = (
+                tf.distribute.cluster_resolver.SimpleClusterResolver(
+                    tf.train.ClusterSpec({})
+                )
+            )
         warn(
             f"the program makes a {name}, whose scope has no effect: --strategy "
             f"chooses one. Its num_replicas_in_sync is {count}, as on this machine "

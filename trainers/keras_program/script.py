@@ -81,7 +81,11 @@ def failure_of_script(
             f"--script={path} refuses its arguments ({received}), and its message is "
             "above: correct the arguments, which follow after --."
         )
-    return failure_of(f"--script={path}{_line_of(path, error)}", error)
+    place = f"--script={path}{_line_of(path, error)}"
+    if isinstance(error, UsageError):
+        # What stands for a strategy of the program says itself what to change.
+        return UsageError(f"{place.removesuffix(',')}: {error}")
+    return failure_of(place, error)
 
 
 # They print a message and call sys.exit, if a command line is not accepted.

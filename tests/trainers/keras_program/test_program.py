@@ -142,6 +142,7 @@ def test_what_flags_decide_is_left_out_of_a_program(
             model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
         size = 10 * own.num_replicas_in_sync
         print("size", size)
+    assert tf.distribute.MultiWorkerMirroredStrategy().cluster_resolver.task_id is None
     model.fit(x, y, batch_size=size)
     """
     done = _run(tmp_path, text, *strategy)
