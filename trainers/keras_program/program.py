@@ -75,7 +75,8 @@ class Program:
         self._config = config
         self._cluster = cluster
         self._strategy = strategy
-        self._warn = console.warn
+        # Programs that search call `fit` hundreds of times, with the same remarks.
+        self._warn = functools.cache(console.warn)
         self._train = train
         self._path = config.model.script or ""
         self._num_fits = 0

@@ -143,7 +143,8 @@ def test_what_flags_decide_is_left_out_of_a_program(
         size = 10 * own.num_replicas_in_sync
         print("size", size)
     assert tf.distribute.MultiWorkerMirroredStrategy().cluster_resolver.task_id is None
-    model.fit(x, y, batch_size=size)
+    for _ in range(2):
+        model.fit(x, y, batch_size=size)
     """
     done = _run(tmp_path, text, *strategy)
     assert done.returncode == 0, done.stderr
@@ -151,7 +152,7 @@ def test_what_flags_decide_is_left_out_of_a_program(
     sizes = [line for line in done.stdout.splitlines() if line.startswith("size")]
     assert sizes == ["size 10", "size 20", "size 10"]
     assert done.stderr.count("makes a MirroredStrategy") == 2
-    assert processes.result_of(tmp_path / "run")["steps"] == 6
+    assert processes.result_of(tmp_path / "run")["steps"] == 12
     settings = [line for line in done.stderr.splitlines() if "tf.config." in line]
     assert len(settings) == 3, done.stderr
     assert all("which has no effect" in line for line in settings)
