@@ -79,6 +79,7 @@ class Program:
         self._warn = functools.cache(console.warn)
         self._train = train
         self._path = config.model.script or ""
+        self._folder = RunDir(pathlib.Path(config.run.run_dir or ""))
         self._num_fits = 0
         # After a `fit` that was completed, until the chief trains again or has ended.
         self._others_wait = False
@@ -106,13 +107,15 @@ class Program:
         exit_code = ExitCode.USAGE
         try:
             exit_code = self._run()
+            if self._callback_error is not None and exit_code == ExitCode.DONE:
+                # That of the last `fit` is failed, if the program has caught its error.
+                self._folder.add_to_result(status="completed")
         except UsageError:
             if self._cluster.is_chief and self._num_fits:
                 # Of an earlier `fit`, which is not all that the program trains.
-                folder = RunDir(pathlib.Path(self._config.run.run_dir or ""))
                 # The program's own error comes after a whole training.
-                is_after_fit = self._error is None
-                folder.add_to_result(status="failed", failed_after_fit=is_after_fit)
+                after_fit = self._error is None
+                self._folder.add_to_result(status="failed", failed_after_fit=after_fit)
             raise
         finally:
             self._end(exit_code)
@@ -266,8 +269,7 @@ class Program:
 
     def _warn_of_later_models(self, arguments: FitArguments) -> None:
         """Warns of files of a `fit` that was over which a later `fit` has replaced."""
-        folder = RunDir(pathlib.Path(self._config.run.run_dir or ""))
-        ended = folder.end_of(self._phase.number)
+        ended = self._folder.end_of(self._phase.number)
         if ended is None:
             return
         for path in models_written_after(arguments.callbacks, ended):

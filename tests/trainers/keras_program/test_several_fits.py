@@ -145,6 +145,10 @@ for rate in (0.1, 0.01):
     except Pruned:
         # With the weights and moments that the pruned one has left.
         model.fit(x, y, batch_size=16)
+try:
+    model.fit(x, y, callbacks=[Prune()])
+except Pruned:
+    print("pruned at the end")
 """
 
 
