@@ -85,7 +85,7 @@ def failure_of_script(
     if isinstance(error, UsageError):
         # What stands for a strategy of the program says itself what to change.
         return UsageError(f"{place.removesuffix(',')}: {error}")
-    return failure_of(place, error)
+    return failure_of(place, error, is_in_step=False)
 
 
 # They print a message and call sys.exit, if a command line is not accepted.

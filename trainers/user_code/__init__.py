@@ -21,6 +21,8 @@ _AROUND = re.compile(
 )
 # How TensorFlow names the type.
 OF_DOUBLES = re.compile(r"\b(?:float64|double)\b")
+# Its errors about two shapes that do not fit.
+_OF_SHAPES = re.compile(r"must be equal|ncompatible shapes|broadcastable|must match")
 
 
 class PerBatchError(UsageError):
@@ -47,8 +49,14 @@ def wrap_user_errors(what: str) -> Iterator[None]:
         raise failure_of(what, error) from error
 
 
-def failure_of(what: str, error: BaseException) -> UsageError:
-    """Returns one line on an error in the user's code; its subject is `what`."""
+def failure_of(what: str, error: BaseException, is_in_step: bool = True) -> UsageError:
+    """Returns one line on an error in the user's code; its subject is `what`.
+
+    Args:
+      what: Subject of the message.
+      error: Error that was raised.
+      is_in_step: False if no step has called the code.
+    """
     if isinstance(error, SystemExit):
         return ended(what, error)
     words = printable(_AROUND.sub("", one_line(error)))
@@ -58,6 +66,9 @@ def failure_of(what: str, error: BaseException) -> UsageError:
     import keras
 
     remedy = "correct it"
+    if is_in_step and _OF_SHAPES.search(words):
+        # The step may be right for whole batches, as with Keras.
+        remedy += " (replicas get parts of a batch: take its size from the inputs)"
     if keras.config.floatx() == "float64" and OF_DOUBLES.search(words):
         # Some layers and metrics of Keras 3.15 take no float64, such as RandomRotation.
         remedy += ", or leave out --dtype=float64"

@@ -451,6 +451,13 @@ def test_epochs_are_counted_as_the_program_counts_them(tmp_path: pathlib.Path) -
             ("batches of 20 alone", "batch_shape"),
         ),
         (
+            "class Noise(keras.layers.Layer):\n"
+            "  def call(self, x):\n    return x + keras.random.normal((20, 4))\n"
+            "m = keras.Sequential([Noise(), keras.layers.Dense(1)])\n"
+            "m.compile('sgd', 'mse')\nm.fit(x, y, batch_size=20)",
+            ("replicas get parts of a batch", "from the inputs"),
+        ),
+        (
             "layer = model.layers[0]\nlayer.trainable = False\n"
             "model = keras.Sequential([layer, keras.layers.Dense(1)])\n"
             "model.compile('adam', 'mse')\nmodel.fit(x, y)\nlayer.trainable = True\n"
