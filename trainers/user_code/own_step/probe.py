@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from strategies.common.errors import UsageError
 from strategies.common.types import Batch
+from trainers.user_code.checks import has_own_step
 from trainers.user_code.halves import are_means, are_sums
 from trainers.user_code.own_step.model_step import (
     ModelStep,
@@ -76,7 +77,9 @@ def _remark(step: ModelStep, seen: Observed) -> str | None:
     is_linear = are_means(*numbers) or are_sums(*numbers)
     if normalizes_batches(step.model) or not seen.is_repeatable:
         return None
-    title = f"{type(step.model).__name__}.train_step"
+    # A compiled function of a whole batch is computed by Keras's own step.
+    method = "train_step" if has_own_step(step.model) else "compile"
+    title = f"{type(step.model).__name__}.{method}"
     if not is_linear:
         return (
             f"{title}: the gradient of a batch is neither the mean nor the sum of its "
