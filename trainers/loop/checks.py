@@ -36,8 +36,11 @@ def check_batch_size(config: Config, strategy: Strategy, data: Data) -> None:
     steps = config.strategy.gradient_accumulation_steps
     if size < replicas * steps:
         parts = f" x {steps} micro-batches" if steps > 1 else ""
+        batch = f"--global_batch_size={size}"
+        if config.model.script and "global_batch_size" not in config.given:
+            batch = f"the program's batch of {size}"
         raise UsageError(
-            f"--global_batch_size={size} is smaller than the {replicas} replicas"
+            f"{batch} is smaller than the {replicas} replicas"
             f"{parts}: each needs an example; raise it, or lower --num_replicas or "
             "--gradient_accumulation_steps."
         )
