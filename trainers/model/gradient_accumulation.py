@@ -95,8 +95,19 @@ def _pack(outputs: ReplicaOutputs) -> list[Any]:
 
 def _unpack(values: Sequence[Any], like: ReplicaOutputs) -> ReplicaOutputs:
     present = iter(values)
-    flat = [None if v is None else next(present) for v in tf.nest.flatten(like)]
+    flat = [
+        None if v is None else _of_known_shape(next(present), v)
+        for v in tf.nest.flatten(like)
+    ]
     return tf.nest.pack_sequence_as(like, flat)
+
+
+def _of_known_shape(value: Any, like: Any) -> Any:
+    # After a tf.while_loop the size of a sparse gradient's table is unknown, and to
+    # send it to a parameter server needs it.
+    if not isinstance(value, tf.IndexedSlices):
+        return value
+    return tf.IndexedSlices(value.values, value.indices, like.dense_shape)
 
 
 def _any_number_of_rows(value: Any) -> tf.TensorShape:
