@@ -19,7 +19,6 @@ from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
 from strategies.common.errors import ExitCode
 from strategies.common.text import shown
-from strategies.config import StrategyConfig
 from strategies.devices.assignment import configure_devices, describe, substitution
 from strategies.devices.gpu import visible_gpus
 from strategies.processes.emulated_network import networks_of_tasks
@@ -27,7 +26,6 @@ from trainers.cli.launch import plan_of
 from trainers.cli.role import cluster_of
 from trainers.config.config import Config
 from trainers.loop.builder import assemble, create_strategy
-from trainers.loop.compilation import compilation_of
 from trainers.loop.memory_estimate import (
     capacity_of,
     estimate_memory,
@@ -134,10 +132,9 @@ class _Checks:
                 self._show_folder(TrainingDir(config))
         if cluster.job in self.traits.server_jobs:
             return 1
-        if self.traits.multi_process:
-            config = dataclasses.replace(config, strategy=StrategyConfig())
+        alone = Config() if self.traits.multi_process else config
         with self.findings.collect_errors():
-            assembly = assemble(config, create_strategy(config, Cluster()))
+            assembly = assemble(config, create_strategy(alone, Cluster()))
             data = assembly.data
             self.findings.show(
                 "data",
@@ -148,10 +145,7 @@ class _Checks:
             self.findings.show(
                 "model", f"{config.model.model}, {parameters:,} parameters"
             )
-            # Of this configuration, not of the device that replaces the strategy.
-            span = assembly.batches(0).largest_span
-            parts = assembly.strategy, assembly.model, assembly.objective, span
-            self.findings.show("xla", compilation_of(self.config, *parts).words)
+            self.findings.show("xla", assembly.compilation.words)
             replicas = assembly.strategy.num_replicas
             if not self.traits.multi_process:
                 on = describe(assembly.strategy.devices)

@@ -55,6 +55,18 @@ def test_every_strategy_would_start_here(strategy: str, tmp_path: pathlib.Path) 
     assert {task.rpartition("-")[0] for task in tasks} == set(roles)
 
 
+def test_settings_of_several_workers_are_checked_as_training_checks_them(
+    tmp_path: pathlib.Path,
+) -> None:
+    workers = "--strategy=multi_worker_mirrored"
+    done = consult(workers, "--set=report.replica_statistics=true", folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    embedding = ("--dataset=clicks", "--model=wide_embedding", "--jit_compile=on")
+    done = consult(workers, *embedding, folder=tmp_path)
+    (problem,) = findings_of(done, "problem")
+    assert problem.startswith("--jit_compile=on does not fit layer 'embedding'")
+
+
 def test_problems_are_all_told_at_once(tmp_path: pathlib.Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "other.txt").touch()
