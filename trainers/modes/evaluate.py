@@ -81,8 +81,13 @@ def _settings_of(folder: RunDir, given: Config) -> Config:
     if model.is_custom:
         # The flags name its function.
         model = dataclasses.replace(model, model=given.model.model)
+    report = given.report
+    if "eval_global_batch_size" not in given.given:
+        size = of_run.report.eval_global_batch_size
+        report = dataclasses.replace(report, eval_global_batch_size=size)
     return dataclasses.replace(
         of_run,
+        report=report,
         strategy=given.strategy,
         model=model,
         device=given.device,

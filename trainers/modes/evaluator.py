@@ -7,7 +7,6 @@ It reads the run folder, writes only tb/evaluator, and removes its shutdown file
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import pathlib
 import time
@@ -21,7 +20,6 @@ from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
 from strategies.common.errors import ExitCode, PeerLostError
 from strategies.common.write_errors import WriteErrorReporter
-from strategies.config import StrategyConfig
 from trainers.config.config import Config
 from trainers.fault_tolerance.preemption import PreemptionSignals
 from trainers.loop.builder import assemble, create_strategy
@@ -54,10 +52,8 @@ def evaluator(config: Config, cluster: Cluster, console: Console) -> int:
     )
     chief = _Chief(cluster, folder, config.strategy.peer_timeout_seconds)
     # The default strategy uses one device of this process.
-    alone = dataclasses.replace(config, strategy=StrategyConfig())
-    evaluator = _Evaluator(
-        assemble(alone, create_strategy(alone, Cluster())), folder, console
-    )
+    alone = create_strategy(Config(), Cluster())
+    evaluator = _Evaluator(assemble(config, alone), folder, console)
     with PreemptionSignals() as signals:
         wait_for_tasks(
             chief.addresses,

@@ -19,9 +19,13 @@ def test_an_evaluator_that_starts_again_evaluates_no_checkpoint_twice(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It also ends with the run's exit code if the chief does not know of it."""
+    """It also ends with the run's exit code if the chief does not know of it.
+
+    The run has statistics that the single device of an evaluation has not.
+    """
     words = ["main", "--model=mlp", "--hidden_units=4", "--train_steps=4"]
     words += ["--checkpoint_every_steps=2", f"--run_dir={tmp_path / 'run'}"]
+    words += ["--strategy=mirrored", "--set=report.replica_statistics=true"]
     assert main(words) == 0
     # The chief's address refuses connections: it was there, and has ended.
     monkeypatch.setattr(evaluator, "wait_for_tasks", lambda *_: None)
@@ -37,3 +41,5 @@ def test_an_evaluator_that_starts_again_evaluates_no_checkpoint_twice(
     events = tmp_path / "run" / "tb" / EVALUATOR
     assert set(read_events(events).scalars("loss")) == {2, 4}
     assert len(list(events.iterdir())) == 1
+    assert main(["main", "--mode=evaluate", f"--run_dir={tmp_path / 'run'}"]) == 0
+    assert capsys.readouterr().out.startswith("eval  | step 4 | ")
