@@ -1388,6 +1388,10 @@ RUN_EXISTS = [
     ),
     row(f"{RESUME} --hidden_units=9", "--hidden_units=9 (was 8)"),
     row(f"{RESUME} --learning_rate=0.5", "--learning_rate=0.5 (was 0.001)"),
+    row(
+        f"{RESUME} --set=length.drop_last_batch=true",
+        "--set=length.drop_last_batch=true (was false)",
+    ),
     row(f"{RESUME} --clip_global_norm=1", "--clip_global_norm=1.0 (was none)"),
     row(f"{RESUME} --global_batch_size=8", "--global_batch_size=8 (was 64)"),
     row(

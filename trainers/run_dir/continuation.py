@@ -14,7 +14,7 @@ from trainers.config.optimizer import OptimizerConfig
 from trainers.config.program import is_left_to_program, value_in_words
 
 # They determine the training.
-_FIXED = ["seed", "global_batch_size", "gradient_reduction"] + [
+_FIXED = ["seed", "global_batch_size", "drop_last_batch", "gradient_reduction"] + [
     field.name
     for group in (ModelConfig, DataConfig, OptimizerConfig)
     for field in dataclasses.fields(group)
