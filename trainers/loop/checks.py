@@ -35,14 +35,17 @@ def check_batch_size(config: Config, strategy: Strategy, data: Data) -> None:
     replicas = config.strategy.num_shards(strategy.num_replicas)
     steps = config.strategy.gradient_accumulation_steps
     if size < replicas * steps:
-        parts = f" x {steps} micro-batches" if steps > 1 else ""
         batch = f"--global_batch_size={size}"
         if config.model.script and "global_batch_size" not in config.given:
             batch = f"the program's batch of {size}"
+        parts = ""
+        flag = "--num_workers" if strategy.traits.multi_process else "--num_replicas"
+        if steps > 1:
+            parts = f" x {steps} micro-batches"
+            flag += " or --gradient_accumulation_steps"
         raise UsageError(
             f"{batch} is smaller than the {replicas} replicas"
-            f"{parts}: each needs an example; raise it, or lower --num_replicas or "
-            "--gradient_accumulation_steps."
+            f"{parts}: each needs an example; raise it, or lower {flag}."
         )
     if config.drops_last_batch and size > data.train.num_examples:
         flag = (

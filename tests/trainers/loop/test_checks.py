@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import keras
 import pytest
 
+from strategies import registry
 from strategies.common.errors import UsageError
-from trainers.loop.checks import check_overwritten, check_shardable
+from trainers.config.config import Config
+from trainers.loop.checks import check_batch_size, check_overwritten, check_shardable
+
+
+@pytest.mark.parametrize(
+    ("strategy", "steps", "remedy"),
+    [
+        ("mirrored", 1, "lower --num_replicas."),
+        ("multi_worker_mirrored", 1, "lower --num_workers."),
+        ("multi_worker_mirrored", 2, "--num_workers or --gradient_accumulation_steps."),
+    ],
+)
+def test_a_batch_that_is_too_small_names_what_may_be_lowered(
+    strategy: str, steps: int, remedy: str
+) -> None:
+    settings = {"strategy": strategy, "gradient_accumulation_steps": steps}
+    created: Any = SimpleNamespace(traits=registry.traits(strategy), num_replicas=3)
+    data: Any = None
+    with pytest.raises(UsageError) as error:
+        check_batch_size(
+            Config().replace(global_batch_size=2, **settings), created, data
+        )
+    assert str(error.value).endswith(remedy)
 
 
 def test_an_optimizer_of_other_weights_is_not_divided() -> None:
