@@ -568,6 +568,10 @@ BEFORE_TENSORFLOW = [
         *("comparison.target_accuracy", "--eval_every_steps=none"),
     ),
     row("--resume=auto", "--resume=auto", "--run_dir"),
+    row(
+        "--mode=explain --resume=auto --run_dir=run",
+        *("--resume=auto is not used by --mode=explain", "--mode=train or doctor"),
+    ),
     row("--mode=compare --strategies=tower", "only one arm, 'tower'"),
     row("--mode=compare --strategies=tower,magic", "--strategies=magic", "mirrored"),
     row("--mode=compare --strategies=tower,tower", "--strategies", "'tower' twice"),

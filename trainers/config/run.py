@@ -44,6 +44,7 @@ class RunConfig:
         "auto continues the run in --run_dir from its newest checkpoint, or "
         "starts it if there is none; never refuses a folder that holds a run.",
         choices=("never", "auto"),
+        used_by={"mode": ("train", "doctor")},
     )
     seed: int = setting(
         0,
