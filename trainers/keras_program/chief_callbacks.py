@@ -24,7 +24,7 @@ from trainers.keras_program.fit_arguments import FitArguments
 from trainers.keras_program.streams.random_state import random_state, set_random_state
 from trainers.keras_program.streams.stream import ProgramStream
 from trainers.loop.parts import TrainingParts
-from trainers.run_dir.train_state import ASKED, CALLBACKS, STOPPED
+from trainers.run_dir.train_state import ASKED, BEGUN, CALLBACKS, STOPPED
 from trainers.user_code import wrap_user_errors
 
 
@@ -94,7 +94,8 @@ class ChiefCallbacks:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continues with the state of a checkpoint, which is empty for a new run."""
         history = dict(state.get("history", {}))
-        history.pop(STOPPED, None)
+        for name in (STOPPED, BEGUN):
+            history.pop(name, None)
         self._restored_wish = bool(history.pop(ASKED, False))
         self._restored = restored_history(history)
         self.history.epoch, self.history.history = self._restored
@@ -102,10 +103,17 @@ class ChiefCallbacks:
 
     def begin(self) -> None:
         """Calls callbacks at the start of training."""
-        if self._restored_state is not None:
+        if self._restored_state is None:
+            self.call("on_train_begin")
+        else:
             self._own.prepare()
-        self.call("on_train_begin")
-        # After on_train_begin, in which callbacks begin anew.
+            # Callbacks begin anew in on_train_begin: they may set a learning rate, or
+            # load weights.
+            variables = self._parts.state_variables() if self._are_given else []
+            values = [variable.numpy() for variable in variables]
+            self.call("on_train_begin")
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
         self._continue()
         # The history has forgotten it, as at the start of a `fit`.
         self.history.epoch, self.history.history = self._restored

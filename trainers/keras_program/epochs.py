@@ -15,7 +15,7 @@ from trainers.loop.evaluation import BatchObserver
 from trainers.loop.parts import TrainingParts
 from trainers.model.optimizers.loss_scale import REPORTED_SCALE
 from trainers.reporting.metrics import MetricsWindow
-from trainers.run_dir.train_state import STOPPED
+from trainers.run_dir.train_state import BEGUN, STOPPED
 from trainers.user_code.losses import CompiledObjective
 from trainers.user_code.own_step.objective import reported_names
 
@@ -51,7 +51,7 @@ class Epochs:
         self.is_stopped = False
         self._parts = parts
         self._is_final = False
-        # True once callbacks have begun the first epoch, perhaps in another process.
+        # True if callbacks have begun the next batch, perhaps in another process.
         self._is_begun = False
         self.callbacks = ChiefCallbacks(arguments, parts, is_chief, self.last_epoch)
 
@@ -76,9 +76,11 @@ class Epochs:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continues with the state of a checkpoint, which is empty for a new run."""
         self.window.restore(state.get("epoch_sums", {}))
-        self.is_stopped = bool(state.get("history", {}).get(STOPPED, False))
+        history = state.get("history", {})
+        self.is_stopped = bool(history.get(STOPPED, False))
         self.callbacks.restore(state)
-        self._is_begun = bool(state)
+        # Checkpoints of earlier versions do not say it.
+        self._is_begun = bool(history and history.get(BEGUN, True))
 
     def go_back(self, state: Mapping[str, Any]) -> None:
         """Continues with the state of an earlier checkpoint, after a divergence.
@@ -97,9 +99,8 @@ class Epochs:
         # Only the chief has restored it.
         self._look_for_stop()
         self.callbacks.begin()
-        if not (self._is_begun or self._step()):
-            self._begin_epoch(self._epoch_of(0))
-        if not self._is_over():
+        if not (self._is_begun or self._is_over()):
+            self._begin_epoch(self._epoch_of(self._step()))
             self._begin_batch()
         self.callbacks.share_all()
 
@@ -237,6 +238,7 @@ class Epochs:
         """Returns what a resumed run needs, for a checkpoint."""
         state = self.callbacks.state()
         state["history"][STOPPED] = float(self.is_stopped)
+        state["history"][BEGUN] = float(not self._is_over())
         return {"epoch_sums": self.window.sums(), **state}
 
     def _is_over(self) -> bool:

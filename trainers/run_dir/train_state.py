@@ -71,6 +71,8 @@ CALLBACKS = "callbacks"
 STOPPED = "/stopped"
 # In the same, whether one has asked to, for which `fit` looks after the next batch.
 ASKED = "/asked_to_stop"
+# In the same, whether callbacks have begun the next batch; not after the last step.
+BEGUN = "/begun"
 # In the same, the numbers of the epochs; all other entries are lists of a log.
 EPOCHS = "/epochs"
 
@@ -112,7 +114,7 @@ def _is_accepted(part: str, key: str, value: Any) -> bool:
     if part == CALLBACKS:
         return isinstance(value, dict)
     # Callbacks of a program log numbers, texts and arrays.
-    is_log = part == "history" and key not in (STOPPED, ASKED, EPOCHS)
+    is_log = part == "history" and key not in (STOPPED, ASKED, BEGUN, EPOCHS)
     return (is_log and isinstance(value, list)) or _is_sum(value)
 
 

@@ -141,6 +141,61 @@ def test_a_wish_to_stop_outlives_a_checkpoint(tmp_path: pathlib.Path) -> None:
     assert _said(done) == ["said [0, 1] 4"], done.stderr
 
 
+_OWN_SCHEDULE = """
+    class Schedule(keras.callbacks.Callback):
+        # It begins with other weights and its own rate, which falls in each batch.
+        def __init__(self):
+            super().__init__()
+            self.batches, self.epochs = 0, 0
+
+        def on_train_begin(self, logs=None):
+            weights = self.model.get_weights()
+            self.model.set_weights([np.full(w.shape, 0.5) for w in weights])
+            self.model.optimizer.learning_rate.assign(0.2)
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epochs += 1
+
+        def on_train_batch_begin(self, batch, logs=None):
+            self.batches += 1
+            rate = self.model.optimizer.learning_rate
+            rate.assign(rate.numpy() * 0.75)
+
+    model.compile("sgd", "mse")
+    one = Schedule()
+    epochs = int(os.environ["EPOCHS"])
+    history = model.fit(x, y, epochs=epochs, batch_size=16, callbacks=[one])
+    print("said", history.history["loss"], one.batches, one.epochs)
+    print("said", model.get_weights(), float(model.optimizer.learning_rate))
+"""
+
+
+@pytest.mark.parametrize(
+    ("epochs_before", "step"),
+    [pytest.param(3, 4, id="killed"), pytest.param(2, 6, id="more epochs")],
+)
+def test_what_callbacks_begin_with_is_not_begun_again(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    epochs_before: int,
+    step: int,
+) -> None:
+    flags = (*_ONE, "--checkpoint_every_steps=2", "--set=report.keep_checkpoints=9")
+    monkeypatch.setenv("EPOCHS", "3")
+    expected = _said(_run(tmp_path, _OWN_SCHEDULE, *flags))
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    run.rename(whole)
+    monkeypatch.setenv("EPOCHS", str(epochs_before))
+    if epochs_before == 3:
+        processes.copy_up_to(step, whole, run)
+    else:
+        _run(tmp_path, _OWN_SCHEDULE, *flags)
+    monkeypatch.setenv("EPOCHS", "3")
+    resumed = _run(tmp_path, _OWN_SCHEDULE, *flags, "--resume=auto")
+    assert f"continued at step {step}" in resumed.stdout, resumed.stderr
+    assert _said(resumed) == expected
+
+
 def test_the_best_of_a_resumed_fit_is_not_that_of_the_fit_before(
     tmp_path: pathlib.Path,
 ) -> None:
