@@ -82,9 +82,8 @@ class CompiledObjective:
         labels, weights = _separated(labels)
         by_name = {}
         for loss in self.losses:
-            name = f"{loss.name}_loss"
-            total = (totals or {}).get(name)
-            by_name[name] = loss(labels, predictions, global_size, weights, total)
+            total = (totals or {}).get(loss.key)
+            by_name[loss.key] = loss(labels, predictions, global_size, weights, total)
         total = tf.add_n(
             [
                 value if loss.weight is None else loss.weight * value
@@ -113,7 +112,7 @@ class CompiledObjective:
         predictions = model(batch.features, training=False)
         labels, weights = _separated(batch.labels)
         counts = {
-            f"{loss.name}_loss": loss.weight_of_rows(labels, predictions, weights)
+            loss.key: loss.weight_of_rows(labels, predictions, weights)
             for loss in self.losses
         }
         return {
@@ -127,9 +126,9 @@ class CompiledObjective:
         found = self.metrics.results(sums)
         if self.fit_model is not None and len(self.losses) > 1:
             for loss in self.losses:
-                name = f"{loss.name}_loss"
-                total, count = total_and_count(sums, name)
-                found[name] = float(total / count)
+                total, count = total_and_count(sums, loss.key)
+                # As in the logs of `fit`, the last one of a name is reported.
+                found[f"{loss.name}_loss"] = float(total / count)
         return found
 
     def metric_state(
@@ -141,7 +140,7 @@ class CompiledObjective:
         means = [(loss_tracker(self.fit_model), sums["loss"], sums["examples"])]
         for loss in self.losses:
             if (mean := loss.resolved.mean) is not None:
-                means.append((mean, *total_and_count(sums, f"{loss.name}_loss")))
+                means.append((mean, *total_and_count(sums, loss.key)))
         state = self.metrics.state(sums)
         for mean, total, count in means:
             state += [(mean.total, total), (mean.count, count)]

@@ -22,9 +22,12 @@ class Loss:
 
     Attributes:
       resolved: The loss as Keras resolves it.
+      key: Name of its sums. Outputs without names, as of a subclassed model, may have
+        losses of one name.
     """
 
     resolved: OutputLoss
+    key: str
 
     @property
     def name(self) -> str:
@@ -113,7 +116,12 @@ def losses_of(
             f"the model has one output and {len(resolved)} losses, of which fit "
             "minimizes the first alone: give one loss."
         )
-    return [Loss(one) for one in resolved]
+    names = [f"{one.name}_loss" for one in resolved]
+    keys = [
+        f"{name}_{position}" if names.count(name) > 1 else name
+        for position, name in enumerate(names)
+    ]
+    return [Loss(*pair) for pair in zip(resolved, keys, strict=True)]
 
 
 def _check_names(

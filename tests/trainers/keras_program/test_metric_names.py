@@ -85,3 +85,39 @@ def test_a_metric_and_the_learning_rate_have_a_curve_each(
     assert train.scalars("metrics/learning_rate") == {2: pytest.approx(loss)}
     assert held_out.scalars("metrics/learning_rate") == {2: pytest.approx(loss)}
     assert "learning_rate" not in held_out.points
+
+
+# As in Hands-On Machine Learning, chapter 10: a tuple of outputs without names.
+_TWO_OF_A_NAME = """
+import keras
+import numpy as np
+
+x = np.random.default_rng(0).normal(size=(32, 4))
+y = x.sum(axis=1, keepdims=True)
+
+
+class Two(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.one = keras.layers.Dense(1, kernel_initializer="zeros")
+        self.other = keras.layers.Dense(1, kernel_initializer="ones")
+
+    def call(self, inputs):
+        return self.one(inputs), self.other(inputs * 2)
+
+
+model = Two()
+model.compile(
+    "sgd", ["mse", "mse"], loss_weights=[0.9, 0.1], metrics=[["mae"], ["mae"]]
+)
+model.fit(x, (y, y), batch_size=16, epochs=2, validation_data=(x, (y, y)))
+"""
+
+
+def test_two_losses_may_have_one_name(tmp_path: pathlib.Path) -> None:
+    (found,) = under(tmp_path, _TWO_OF_A_NAME, "--strategy=mirrored")
+    (plain,) = by_fit(tmp_path, _TWO_OF_A_NAME)
+    assert set(found["history"]) == set(plain["history"])
+    assert "mse_loss" in plain["history"]
+    for name, values in plain["history"].items():
+        np.testing.assert_allclose(found["history"][name], values, rtol=1e-5)
