@@ -36,25 +36,31 @@ from trainers.loop.parts import TrainingParts
 # The layouts divide 24 examples, 10 examples and a single one (the last of 97) into 3 x
 # 3 parts: parts of unequal size, more parts than examples, and replicas without any.
 NUM_MICRO_BATCHES = 3
-SUBJECTS = [
-    *chosen(
-        [(*subject, "adamw") for subject in alone_and_uneven(same_training())],
-        [("mirrored", 3, "adamw")],
-    ),
-    # SGD shows errors of scale, which clipping and Adam's quotient hide; parts are
-    # smallest here.
-    ("tower", 3, "sgd"),
-]
+SUBJECTS = chosen(
+    [
+        (*subject, model, update)
+        for subject in alone_and_uneven(same_training())
+        for model, update in (
+            ("mlp", "adamw"),
+            ("convnet", "adamw"),
+            ("convnet", "sgd"),
+        )
+    ],
+    # SGD shows errors of scale, which clipping and Adam's quotient hide.
+    [("mirrored", 3, "mlp", "adamw"), ("tower", 3, "convnet", "sgd")],
+)
 
 
 @functools.lru_cache(maxsize=2)
-def subject(strategy: str, replicas: int, update: str, micro_batches: int) -> Subject:
+def subject(
+    strategy: str, replicas: int, model: str, update: str, micro_batches: int
+) -> Subject:
     """Assembles a subject, and keeps it for the next layout to save a trace."""
     config = small_config(
         strategy=strategy,
         num_replicas=replicas,
         gradient_accumulation_steps=micro_batches,
-        model="convnet",
+        model=model,
         dtype="float64",
         **UPDATES[update],
     )
@@ -62,28 +68,35 @@ def subject(strategy: str, replicas: int, update: str, micro_batches: int) -> Su
 
 
 @functools.cache
-def reference(update: str) -> dict[str, Outcome]:
-    whole = subject("one_device", 1, update, 1)
+def reference(model: str, update: str) -> dict[str, Outcome]:
+    whole = subject("one_device", 1, model, update, 1)
     return {name: whole.run(layout) for name, layout in LAYOUTS.items()}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("strategy", "replicas", "update"), SUBJECTS)
+@pytest.mark.parametrize(("strategy", "replicas", "model", "update"), SUBJECTS)
 def test_same_training_as_the_whole_batch(
-    strategy: str, replicas: int, update: str, layout: str
+    strategy: str, replicas: int, model: str, update: str, layout: str
 ) -> None:
-    expected = reference(update)[layout]
-    outcome = subject(strategy, replicas, update, NUM_MICRO_BATCHES).run(
-        LAYOUTS[layout]
-    )
+    expected = reference(model, update)[layout]
+    parts = subject(strategy, replicas, model, update, NUM_MICRO_BATCHES)
+    outcome = parts.run(LAYOUTS[layout])
     if update == "adamw":
         assert expected.gradient_norm > 0.1, "the reference never clips"
     assert_same_training(outcome, expected, TOLERANCES["float64", update])
     assert outcome.applied_steps == outcome.step == 30
 
 
+# Each replica of mirrored divides its rows as one device does. Updates of one device in
+# micro-batches are in tests/updates/cases.py.
+IN_FOUR_PARTS = [further("one_device", 1), ("mirrored", 2)]
+
+
+@pytest.mark.parametrize(("strategy", "replicas"), IN_FOUR_PARTS)
 @pytest.mark.parametrize("replayable", [further(False), True])
-def test_dropout_of_micro_batches_is_that_of_as_many_replicas(replayable: bool) -> None:
+def test_dropout_of_micro_batches_is_that_of_as_many_replicas(
+    replayable: bool, strategy: str, replicas: int
+) -> None:
     """24 examples are in 2 x 2 parts; replayed numbers are as on one device."""
 
     def outcome(strategy: str, replicas: int, micro_batches: int) -> Outcome:
@@ -100,9 +113,8 @@ def test_dropout_of_micro_batches_is_that_of_as_many_replicas(replayable: bool) 
         return Subject.of(config).run(LAYOUTS["even"])
 
     expected = outcome("one_device", 1, 1) if replayable else outcome("tower", 4, 1)
-    bound = TOLERANCES["float64", "adamw"]
-    for parts in (("one_device", 1, 4), ("mirrored", 2, 2)):
-        assert_same_training(outcome(*parts), expected, bound)
+    found = outcome(strategy, replicas, 4 // replicas)
+    assert_same_training(found, expected, TOLERANCES["float64", "adamw"])
 
 
 class Counter(keras.layers.Layer):
@@ -150,7 +162,7 @@ def normalized_losses(
     return train(assembly, 3)["loss"], assembly.model.layers[0]
 
 
-@pytest.mark.parametrize(("strategy", "replicas"), [("one_device", 1), ("mirrored", 2)])
+@pytest.mark.parametrize(("strategy", "replicas"), IN_FOUR_PARTS)
 @pytest.mark.parametrize("jit_compile", ["off", further("on")])
 def test_normalization_is_that_of_as_many_replicas(
     strategy: str, replicas: int, jit_compile: str
