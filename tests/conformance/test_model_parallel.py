@@ -153,7 +153,6 @@ def test_variables_and_operations_are_on_the_device_of_their_stage() -> None:
     assembly = assemble_residual("model_parallel", pipeline_stages=("second", "third"))
     # `side`, which begins a branch, is as far from the end as `third`.
     device_of = {"first": 0, "second": 1, "third": 2, "side": 2, "logits": 2}
-    train(assembly, 2)
     for variable in assembly.model.variables:
         index = device_of[variable.path.split("/")[0]]
         assert variable.value.device.endswith(f"CPU:{index}"), variable.path
@@ -230,7 +229,7 @@ def slept(values: tf.Tensor, seconds: float) -> tf.Tensor:
     [
         further((0.05, 0.05), 1, (1 / 2, 1 / 2)),
         further((0.05, 0.05), 4, (1 / 5, 1 / 5)),
-        ((0.05, 0.05, 0.05), 2, (2 / 4, 2 / 4, 2 / 4)),
+        further((0.05, 0.05, 0.05), 2, (2 / 4, 2 / 4, 2 / 4)),
         # The pipeline takes 39 times the forward pass of the fast stage; the fast stage
         # works for 12 of these and the slow one for 36.
         ((0.02, 0.06), 4, (1 - 4 / 13, 1 - 12 / 13)),
