@@ -90,6 +90,25 @@ def test_of_outputs_in_a_list() -> None:
     assert_as_evaluated(model, features, targets)
 
 
+class Pair(keras.Model):
+    """Has two outputs without names, in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low, self.high = keras.layers.Dense(1), keras.layers.Dense(1)
+
+    def call(self, inputs: Any) -> list[Any]:
+        return [self.low(inputs), self.high(inputs)]
+
+
+def test_of_outputs_that_are_named_after_one_loss() -> None:
+    """Both losses have one name, by which Keras reports the last of them."""
+    features, _ = factories.arrays()
+    model = Pair()
+    model.compile(loss=["mse", "mse"], loss_weights=[0.3, 2.0])
+    assert_as_evaluated(model, features, [features[:, :1], features[:, 1:2]])
+
+
 def assert_as_evaluated(
     model: keras.Model, features: Any, labels: Any
 ) -> dict[str, float]:
