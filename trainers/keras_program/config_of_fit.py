@@ -11,9 +11,6 @@ from trainers.inputs.sources import Data
 from trainers.keras_program.fit_arguments import FitArguments
 from trainers.keras_program.streams.stream import ProgramStream
 
-# Keras's own, where `fit` has neither a batch size nor a number of steps.
-_DEFAULT_BATCH_SIZE = 32
-
 
 def config_of_fit(config: Config, arguments: FitArguments, data: Data) -> Config:
     """Returns the configuration of one `fit`; flags that are given override it.
@@ -21,11 +18,15 @@ def config_of_fit(config: Config, arguments: FitArguments, data: Data) -> Config
     Raises:
       UsageError: A batch size is given for data that have batches.
     """
-    steps, num_examples = arguments.steps_per_epoch, data.train.num_examples
-    default = math.ceil(num_examples / steps) if steps else _DEFAULT_BATCH_SIZE
-    size = arguments.batch_size or default
+    num_examples = data.train.num_examples
+    given = arguments.batch_size
     if "global_batch_size" in config.given:
-        size = config.length.global_batch_size
+        given = config.length.global_batch_size
+    size = given or _default_size(num_examples, arguments.steps_per_epoch)
+    eval_size = arguments.validation_batch_size or given
+    if not eval_size:
+        num_held_out = data.evaluation.num_examples
+        eval_size = _default_size(num_held_out, arguments.validation_steps)
     if isinstance(data.train, ProgramStream):
         if size != data.train.batch_size and "global_batch_size" in config.given:
             raise UsageError(
@@ -33,7 +34,6 @@ def config_of_fit(config: Config, arguments: FitArguments, data: Data) -> Config
                 f"{data.train.batch_size}: change it in the program."
             )
         size = data.train.batch_size
-    eval_size = arguments.validation_batch_size or size
     if isinstance(data.evaluation, ProgramStream):
         eval_size = data.evaluation.batch_size
     train_steps = config.length.train_steps
@@ -53,3 +53,13 @@ def config_of_fit(config: Config, arguments: FitArguments, data: Data) -> Config
         global_batch_size=size,
         eval_global_batch_size=eval_size,
     )
+
+
+def _default_size(num_examples: int, num_steps: int | None) -> int:
+    """Returns Keras's batch size of arrays where `fit` has none.
+
+    keras/src/trainers/data_adapters/array_data_adapter.py, `ArrayDataAdapter`.
+    """
+    if not (num_steps and num_examples):
+        return 32
+    return math.ceil(num_examples / num_steps)

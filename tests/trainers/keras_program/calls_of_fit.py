@@ -166,6 +166,11 @@ def lengths():
     small(optimizer="adam").fit(data, epochs=3, steps_per_epoch=6, **streamed)
     unknown = data.filter(lambda *_: True)
     small().fit(unknown, epochs=2, validation_data=unknown, validation_steps=9)
+    # A sum depends on the size of a batch: of data without one Keras takes 32
+    # examples, or all of them divided by the number of steps.
+    summed = {"optimizer": "adam", "loss": crossentropy(reduction="sum")}
+    small(**summed).fit(data, validation_data=(x, y))
+    small(**summed).fit(x, y, validation_data=(x[:15], y[:15]), validation_steps=2)
     small().fit(x, y, epochs=3, initial_epoch=3)
     small().fit(x, y, epochs=0)
 
