@@ -27,7 +27,7 @@ from trainers.inputs.sources import Data
 from trainers.model.optimizers.loss_scale import wrapper_of
 from trainers.model.optimizers.several import SeveralOptimizers, parts_of
 from trainers.user_code import PerBatchError, wrap_user_errors
-from trainers.user_code.checks import check_batch_dimension, check_loop, has_own_step
+from trainers.user_code.checks import check_loop, check_states, has_own_step
 from trainers.user_code.few_examples import few_examples
 from trainers.user_code.model import CustomModel, build_with
 from trainers.user_code.own_step.objective import OwnStep
@@ -84,7 +84,7 @@ class LentModel:
         )
         objective = None
         with wrap_user_errors(self._flag):
-            check_batch_dimension(self.model)
+            check_states(self.model)
             check_loop(self.model)
             has_labels = bool(tf.nest.flatten(few().labels))
             is_own = has_own_step(self.model) or (

@@ -13,6 +13,7 @@ from tensorflow.core.framework import graph_pb2, types_pb2
 
 from models.objective import Objective, evaluated, labels_of
 from strategies.common.errors import UsageError
+from strategies.common.private_apis.models import flat_layers
 from strategies.common.text import one_line
 from strategies.common.types import Batch
 from trainers.inputs.sources import ArraySource, Data
@@ -23,18 +24,19 @@ from trainers.user_code.few_examples import shapes_in_words
 _OF_FIT = ("train_step", "test_step", "compute_loss", "compute_metrics")
 
 
-def check_batch_dimension(model: keras.Model) -> None:
-    """Refuses a model that takes batches of one size only.
+def check_states(model: keras.Model) -> None:
+    """Refuses a model that keeps a state for each row of a batch.
 
     Raises:
-      UsageError: It does, such as one with `stateful` recurrent layers.
+      UsageError: A layer of the model is stateful.
     """
-    for tensor in tf.nest.flatten(getattr(model, "inputs", None) or []):
-        if tensor.shape[0] is not None:
+    # The number of rows of an input is no sign of it: a Sequential model has that of
+    # the first rows it was called with, and Keras trains it with others.
+    for layer in flat_layers(model):
+        if getattr(layer, "stateful", False):
             raise UsageError(
-                f"the input {tensor.name!r} of the model is for batches of "
-                f"{tensor.shape[0]} alone, and replicas compute on parts of a batch: "
-                "give keras.Input a shape, not a batch_shape, and no stateful layers."
+                f"the layer {layer.name!r} keeps a state for each row of a batch, of "
+                "which replicas get parts: make it with stateful=False."
             )
 
 

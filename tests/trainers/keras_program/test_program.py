@@ -449,10 +449,10 @@ def test_epochs_are_counted_as_the_program_counts_them(tmp_path: pathlib.Path) -
             ("train.py, line 11, failed", "KeyError: 'momentum'"),
         ),
         (
-            "fixed = keras.Sequential([keras.Input(batch_shape=(20, 4)), "
-            "keras.layers.Dense(1)])\nfixed.compile('sgd', 'mse')\n"
-            "fixed.fit(x, y, batch_size=20)",
-            ("batches of 20 alone", "batch_shape"),
+            "layers = [keras.layers.SimpleRNN(1, stateful=True, name='kept')]\n"
+            "m = keras.Sequential([keras.Input(batch_shape=(20, 4, 1)), *layers])\n"
+            "m.compile('sgd', 'mse')\nm.fit(x[..., None], y, batch_size=20)",
+            ("the layer 'kept'", "stateful=False"),
         ),
         (
             "class Noise(keras.layers.Layer):\n"

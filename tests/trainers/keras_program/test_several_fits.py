@@ -118,6 +118,37 @@ def test_layers_are_frozen_by_the_next_compile(tmp_path: pathlib.Path) -> None:
     assert_same(under(run, text, "--strategy=mirrored"), by_fit(plain, text))
 
 
+# As in TensorFlow's tutorial on regression: the first rows make the input of a model.
+_CALLED_BEFORE = """
+import keras
+import numpy as np
+
+keras.utils.set_random_seed(0)
+x = np.random.default_rng(0).normal(size=(48, 4))
+
+
+def layers():
+    return [keras.layers.Dense(2, activation="tanh"), keras.layers.Dense(1)]
+
+
+called, predicted = keras.Sequential(layers()), keras.Sequential(layers())
+called(x[:3])
+predicted.predict(x[:10], verbose=0)
+fixed = keras.Sequential([keras.Input(batch_shape=(7, 4)), *layers()])
+for model in (called, predicted, fixed):
+    model.compile("sgd", "mse")
+    model.fit(x, x.sum(axis=1), batch_size=16)
+"""
+
+
+def test_inputs_may_be_of_other_batches(tmp_path: pathlib.Path) -> None:
+    plain, run = tmp_path / "plain", tmp_path / "run"
+    for folder in (plain, run):
+        folder.mkdir()
+    found = under(run, _CALLED_BEFORE, "--strategy=mirrored")
+    assert_same(found, by_fit(plain, _CALLED_BEFORE))
+
+
 # As in searches of hyperparameters, such as with Optuna.
 _PRUNING = """
 import keras
