@@ -51,11 +51,21 @@ def test_a_program_trains_as_by_fit(tmp_path: pathlib.Path, program: str) -> Non
     assert "from Keras's own fit" in done.stdout
 
 
+_UNEVEN = """
+import keras, numpy as np, tensorflow as tf
+
+rows = np.random.default_rng(0).random((20, 3))
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(tf.data.Dataset.from_tensor_slices((rows, rows[:, 0])).batch(8), epochs=2)
+"""
+
+
 @pytest.mark.parametrize(
     ("program", "fault", "one_device"),
     [
         (
-            "regression",
+            "",
             Fault(
                 file="trainers/model/train_step.py",
                 right='share = sums["loss"] / tf.cast(batch.global_size, dtype)',
@@ -86,26 +96,22 @@ def test_a_program_trains_as_by_fit(tmp_path: pathlib.Path, program: str) -> Non
 def test_a_fault_that_all_strategies_share_is_found(
     tmp_path: pathlib.Path, program: str, fault: Fault, one_device: str
 ) -> None:
-    """Comparing strategies with each other cannot show it."""
+    """Comparing strategies with each other cannot show it.
+
+    Without a name the program is the one with a smaller last batch.
+    """
     plant(tmp_path, fault)
+    path = path_of(program) if program else tmp_path / "uneven.py"
+    if not program:
+        path.write_text(_UNEVEN)
     done, found = verify(
         tmp_path,
-        *(f"--script={path_of(program)}", "--strategies=one_device"),
+        *(f"--script={path}", "--strategies=one_device"),
         *("--train_steps=3", "--dtype=float64"),
     )
     (entry,) = found["strategies"]
     assert entry["verdict"] == one_device, done.stdout + done.stderr
     assert done.returncode == (4 if one_device == "different" else 0)
-
-
-_UNEVEN = """
-import keras, numpy as np, tensorflow as tf
-
-rows = np.random.default_rng(0).random((20, 3))
-model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-model.compile("sgd", "mse")
-model.fit(tf.data.Dataset.from_tensor_slices((rows, rows[:, 0])).batch(8), epochs=2)
-"""
 
 
 def test_fit_counts_the_examples_of_a_smaller_batch(tmp_path: pathlib.Path) -> None:
