@@ -94,7 +94,8 @@ def test_what_is_copied_is_enough_to_train(tmp_path: pathlib.Path) -> None:
         if (ROOT / source).is_dir():
             shutil.copytree(ROOT / source, image / target)
     python, *words = only("ENTRYPOINT")
-    flags = ["--strategy=mirrored", "--train_steps=2", "--run_dir=runs/one"]
+    small = ["--model=mlp", "--hidden_units=8", "--train_steps=2"]
+    flags = ["--strategy=mirrored", *small, "--run_dir=runs/one"]
     done = subprocess.run(
         [pathlib.Path(sys.executable).with_name(python), *words, *flags],
         cwd=image,
