@@ -38,6 +38,7 @@ SAME = (
     "--eval_every_steps=10",
     "--set=report.eval_global_batch_size=70",
     *("--checkpoint_every_steps=5", "--set=report.keep_checkpoints=9"),
+    "--jit_compile=off",
 )
 # The bound of "the same training" for adam in double precision, docs/numerics.md.
 TOLERANCE = 1e-10

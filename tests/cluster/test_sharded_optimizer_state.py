@@ -24,6 +24,7 @@ SMALL = (
     "--summary_every_steps=1",
     "--set=report.histogram_every_steps=7",
     "--set=report.eval_global_batch_size=70",
+    "--jit_compile=off",
 )
 ADAMW = (
     *("--optimizer=adamw", "--weight_decay=0.05", "--learning_rate=0.003"),

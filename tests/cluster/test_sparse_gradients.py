@@ -30,6 +30,7 @@ FLAGS = (
     "--clip_global_norm=0.01",
     "--summary_every_steps=1",
     "--set=report.histogram_every_steps=10",
+    "--jit_compile=off",
 )
 TABLE_BYTES = 24_000 * 8 * 8
 # The bound of "the same training" for sgd in double precision, docs/numerics.md.

@@ -20,6 +20,8 @@ SMALL = (
     "--dropout=0.3",
     "--optimizer=adam",
     "--set=report.histogram_every_steps=none",
+    # A compilation takes longer than the steps.
+    "--jit_compile=off",
 )
 
 

@@ -18,7 +18,7 @@ Tampering = Callable[[pathlib.Path, pathlib.Path], None]
 
 SMALL_RUN = (
     *("--model=mlp", "--hidden_units=8", "--checkpoint_every_steps=2"),
-    *("--set=report.record_steps=true", "--steps_per_loop=1"),
+    *("--set=report.record_steps=true", "--steps_per_loop=1", "--jit_compile=off"),
 )
 LENGTH = "--train_steps=2"
 # These flags continue the run, which reads and writes nearly all of its files.
