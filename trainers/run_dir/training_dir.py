@@ -42,6 +42,7 @@ class TrainingDir(RunDir):
         """
         path, events = config.run.run_dir, config.tracking.tensorboard_dir
         super().__init__(pathlib.Path(path) if path else default_path(config), events)
+        self._epochs = config.length.epochs
         self._has_events = events is None
         names = ("checkpoints", "logs", *(["tb"] if self._has_events else []))
         self._folders = tuple(self.path / name for name in names)
@@ -130,6 +131,9 @@ class TrainingDir(RunDir):
         self._result.unlink(missing_ok=True)
         # config.json is the first file, because a folder without it is not a run.
         resolved = config.replace(run_dir=str(self.path), resume="never")
+        if self._epochs is not None:
+            # A program's `fit` makes steps of them, which nobody has given.
+            resolved = resolved.replace(train_steps=None, epochs=self._epochs)
         write_json(self._config, resolved.to_file())
         for path in self._folders:
             path.mkdir(exist_ok=True)

@@ -83,6 +83,26 @@ def test_a_resumed_program_is_given_the_same_settings(tmp_path: pathlib.Path) ->
     assert processes.result_of(run)["steps"] == 5
 
 
+def test_given_epochs_are_those_of_a_program_that_is_run_again(
+    tmp_path: pathlib.Path,
+) -> None:
+    run, again = tmp_path / "run", tmp_path / "again"
+    script = f"--script={_script(tmp_path)}"
+    words = (script, _ONE_DEVICE, f"--run_dir={run}", "--epochs=3", "--optimizer=sgd")
+    words += ("--learning_rate_schedule=cosine",)
+    done = processes.run(*words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    # A schedule depends on the last step, so that a resumed run needs the same.
+    done = processes.run(*words, "--resume=auto", folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    file = f"--config={run / 'config.json'}"
+    done = processes.run(file, script, f"--run_dir={again}", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second = map(processes.result_of, (run, again))
+    assert (first["steps"], second["steps"]) == (12, 12)
+    assert first["weights_sha256"] == second["weights_sha256"]
+
+
 def test_a_given_type_contradicts_the_policy_of_a_program(
     tmp_path: pathlib.Path,
 ) -> None:
