@@ -37,21 +37,31 @@ def forward_remark(model: keras.Model, few: Batch) -> str | None:
     replayed = ReplayedRandomNumbers()
     numbers = StepRandomNumbers(0, replayed)
 
-    def run(batch: Batch) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    def run(batch: Batch) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
         keyed = numbers.keyed(seed_states(model), batch)
-        with keras.StatelessScope(keyed) as scope, numbers.drawn(batch):
+        scoped = keras.StatelessScope(keyed, collect_losses=True)
+        with scoped as scope, numbers.drawn(batch):
             outputs = model(batch.features, training=True)
-        return changes_in(scope, variables), tf.nest.flatten(outputs)
+        added = [tf.cast(loss, tf.float64) for loss in scope.losses]
+        return changes_in(scope, variables), tf.nest.flatten(outputs), added
 
     traced = tf.function(counted_alone(run), autograph=False)
     parts = parts_of_batch(few)
     # The last one tells where random numbers are drawn.
-    changes, outputs = zip(*[traced(part) for part in (*parts, parts[0])], strict=True)
+    results = [traced(part) for part in (*parts, parts[0])]
+    changes, outputs, added = zip(*results, strict=True)
     if replayed.are_of_examples and _are_mixed(outputs):
         return (
             "the model predicts other values for a batch than for its halves (perhaps "
             "it adds up or compares the examples, as ops.tensordot over two axes "
             "does): replicas predict for their shards, so that their number matters"
+        )
+    *parted, again = np.array(added)
+    if agree(parted[0], again) and not are_means(np.array(parted)):
+        return (
+            "a loss that the model adds (add_loss) is no mean over the examples of a "
+            "batch (perhaps it is a sum): each replica adds that of its shard in "
+            "proportion to its rows, so that their number matters; add a mean"
         )
     return remark_on(variables, np.array(changes[:-1]))
 

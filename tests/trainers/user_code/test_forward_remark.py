@@ -60,3 +60,34 @@ def test_predictions_that_depend_on_the_batch_are_named(
     remark = forward_remark(model, few)
     assert (remark is not None) == is_named
     assert remark is None or "for its halves" in remark
+
+
+class Penalty(layers.Layer):
+    """Adds a loss that a function computes of its inputs."""
+
+    def __init__(self, of: Callable[[Any], Any]):
+        super().__init__()
+        self.of = of
+
+    def call(self, inputs):
+        self.add_loss(0.01 * self.of(inputs))
+        return inputs
+
+
+@pytest.mark.parametrize(
+    ("of", "is_named"),
+    [
+        (lambda x: ops.mean(x**2), False),
+        (lambda x: ops.sum(x**2), True),
+        (lambda x: ops.mean(x) ** 2, True),
+        (lambda x: ops.mean(keras.random.normal(ops.shape(x)) * x), False),
+    ],
+    ids=["mean", "sum", "square of a mean", "random"],
+)
+def test_added_losses_that_are_no_mean_of_examples_are_named(
+    of: Callable[[Any], Any], is_named: bool
+) -> None:
+    few = few_examples()
+    remark = forward_remark(functional(Penalty(of)), few)
+    assert (remark is not None) == is_named
+    assert remark is None or "add_loss" in remark
