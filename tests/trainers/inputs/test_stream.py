@@ -147,11 +147,11 @@ def test_without_the_last_batch_all_are_full(folder: Path) -> None:
 @pytest.mark.parametrize("sharding", ["example", "file"])
 def test_a_stream_can_start_at_any_step(folder: Path, sharding: str) -> None:
     stream = open_stream(folder, sharding)
-    for shard_index, num_shards in ((0, 1), (1, 2)):
-        whole = counted(read(stream, 0, 10, shard_index, num_shards))
-        for first in (1, 2, 3, 7):
-            found = counted(read(stream, first, first + 3, shard_index, num_shards))
-            assert found == whole[first : first + 3], first
+    whole = counted(read(stream, 0, 9, shard_index=1, num_shards=2))
+    # Within an epoch of three steps, at its end, and within a later one.
+    for first in (1, 3, 7):
+        found = counted(read(stream, first, first + 2, shard_index=1, num_shards=2))
+        assert found == whole[first : first + 2], first
 
 
 def test_a_buffer_of_one_leaves_records_in_the_order_of_their_files(
@@ -192,7 +192,7 @@ def test_no_example_is_more_likely_to_come_first(tmp_path: Path) -> None:
     assert scipy.stats.chisquare(counts).pvalue > 1e-6
 
 
-@pytest.mark.parametrize("first", [*map(further, (0, 31, 50)), 33, 40])
+@pytest.mark.parametrize("first", [*map(further, (0, 31, 40, 50)), 33])
 def test_steps_that_are_read_together_are_within_an_epoch_and_of_one_size(
     tmp_path: Path, first: int
 ) -> None:
