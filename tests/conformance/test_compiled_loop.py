@@ -14,7 +14,7 @@ import pytest
 from strategies.cluster.spec import Cluster
 from strategies.common.types import SummaryLevel
 from tests import processes
-from tests.conformance.custom import assemble_custom
+from tests.conformance.custom import assemble_custom, train
 from tests.conformance.harness import (
     LAYOUTS,
     UPDATES,
@@ -23,7 +23,7 @@ from tests.conformance.harness import (
     small_config,
 )
 from tests.conformance.test_same_training import TOLERANCES, assert_same_training
-from tests.markers import chosen, further
+from tests.markers import chosen
 from trainers.loop.builder import assemble, create_strategy
 from trainers.loop.compilation import Scope
 from trainers.loop.parts import TrainingParts
@@ -48,9 +48,39 @@ def test_same_training_as_uncompiled(update: str, layout: str) -> None:
     assert_same_training(outcome("on"), outcome("off"), TOLERANCES["float64", update])
 
 
-@pytest.mark.parametrize("update", [further("sgd"), "adam"])
+def test_an_embedding_trains_as_uncompiled() -> None:
+    """Its gradient is dense under XLA, and has only the used rows without."""
+
+    def parts(jit_compile: str) -> TrainingParts:
+        return assemble_custom(
+            "one_device",
+            1,
+            lambda: [
+                keras.layers.Embedding(9, 4),
+                keras.layers.Flatten(),
+                keras.layers.Dense(2),
+            ],
+            np.random.default_rng(0).integers(7, size=[20, 3]),
+            global_batch_size=8,
+            optimizer="adam",
+            dtype="float64",
+            jit_compile=jit_compile,
+        )
+
+    compiled, plain = parts("on"), parts("off")
+    assert compiled.compilation.scope is Scope.LOOP
+    np.testing.assert_allclose(
+        train(compiled, 5)["loss"], train(plain, 5)["loss"], rtol=1e-12
+    )
+    for one, other in zip(compiled.model.weights, plain.model.weights, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-10)
+
+
+# The test above trains embeddings; a test below shows that `auto` compiles this model.
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("update", ["sgd", "adam"])
 def test_a_transformer_trains_as_uncompiled(update: str) -> None:
-    """Its embeddings have dense gradients under XLA, and sparse gradients without."""
+    """Its attention needs more operations of XLA than other models."""
 
     def weights(jit_compile: str) -> list[np.ndarray]:
         config = small_config(
@@ -154,6 +184,14 @@ def test_xla_compiles_one_program_for_all_calls(tmp_path: pathlib.Path) -> None:
     ("settings", "scope", "words"),
     [
         ({}, Scope.LOOP, "dense layers on one CPU"),
+        (
+            {
+                "model": "examples.text_classifier:model",
+                "dataset": "examples.text_classifier:reviews",
+            },
+            Scope.LOOP,
+            "dense layers on one CPU",
+        ),
         ({"model": "convnet"}, Scope.NOTHING, "(Conv2D) is not dense"),
         ({"dropout": 0.5}, Scope.NOTHING, "'dropout_1' (Dropout) is not dense"),
         ({"jit_compile": "off"}, Scope.NOTHING, "--jit_compile=off"),
