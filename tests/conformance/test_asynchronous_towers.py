@@ -220,8 +220,9 @@ def test_it_is_comparable_only_with_a_single_tower() -> None:
 def test_a_run_reports_staleness_by_tower_and_goes_on(tmp_path: pathlib.Path) -> None:
     run = tmp_path / "run"
     flags = [
-        *("main", "--strategy=tower", "--update=async", "--num_replicas=3"),
+        *("main", "--strategy=tower", "--update=async", "--num_replicas=2"),
         *("--model=mlp", "--hidden_units=16", "--summary_every_steps=50"),
+        "--eval_every_steps=none",
         *("--checkpoint_every_steps=60", f"--run_dir={run}"),
     ]
     assert main([*flags, "--train_steps=100"]) == 0
@@ -235,7 +236,7 @@ def test_a_run_reports_staleness_by_tower_and_goes_on(tmp_path: pathlib.Path) ->
     assert sum(staleness["histogram"].values()) == 300
     by_worker = [Counter(w["histogram"]) for w in staleness["by_worker"].values()]
     assert sum(by_worker, Counter()) == Counter(staleness["histogram"])
-    assert set(staleness["by_worker"]) == {"tower-0", "tower-1", "tower-2"}
+    assert set(staleness["by_worker"]) == {"tower-0", "tower-1"}
     assert result["final"]["eval_accuracy"] > 0.8
     names = set(read_events(run / "tb" / "train").points)
     assert {"staleness/mean", "staleness/tower-0/p95", "staleness"} <= names
