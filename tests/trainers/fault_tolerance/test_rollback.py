@@ -28,6 +28,7 @@ DIVERGING = (
     "--on_divergence=rollback",
     "--checkpoint_every_steps=10",
     "--summary_every_steps=1",
+    "--eval_every_steps=none",
     "--set=report.histogram_every_steps=none",
 )
 # A compilation takes longer than these steps.
@@ -42,17 +43,18 @@ def strategies() -> list[tuple[str, ...]]:
     """Returns the flags of every strategy of one process, and update mode."""
     found: list[tuple[str, ...]] = []
     for name in in_one_process():
+        alone = registry.traits(name).max_replicas == 1
+        flags = (f"--strategy={name}", *([] if alone else ["--num_replicas=2"]))
         ways = [f"--update={way}" for way in registry.traits(name).updates]
-        found += [(f"--strategy={name}", way) for way in ways]
-        found += [(f"--strategy={name}",)] * (not ways)
+        found += [(*flags, way) for way in ways] or [flags]
     return found
 
 
 # One with several copies of the weights, one asynchronous; the other tests have one
 # copy.
 REPRESENTATIVE = (
-    ("--strategy=parameter_averaging",),
-    ("--strategy=tower", "--update=async"),
+    ("--strategy=parameter_averaging", "--num_replicas=2"),
+    ("--strategy=tower", "--num_replicas=2", "--update=async"),
 )
 
 
@@ -102,15 +104,16 @@ def test_every_strategy_goes_back_and_completes_with_half_the_rate(
 
 def test_a_resumed_run_keeps_the_smaller_rate(tmp_path: pathlib.Path) -> None:
     """Also if it is not to go back again, when steps hold the rate as a number."""
-    whole, parts = (f"--run_dir={tmp_path / name}" for name in ("whole", "parts"))
-    assert main(["main", *QUICK, "--train_steps=100", whole]) == 0
-    assert main(["main", *QUICK, "--train_steps=85", parts]) == 0
-    resumed = ("--resume=auto", "--on_divergence=stop", "--train_steps=100")
-    assert main(["main", *QUICK, *resumed, parts]) == 0
-    results = [processes.result_of(tmp_path / name) for name in ("whole", "parts")]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    flags = ("main", *QUICK, "--train_steps=100")
+    assert main([*flags, f"--run_dir={whole}"]) == 0
+    processes.copy_up_to(80, whole, parts)
+    resumed = ("--resume=auto", "--on_divergence=stop")
+    assert main([*flags, *resumed, f"--run_dir={parts}"]) == 0
+    results = [processes.result_of(run) for run in (whole, parts)]
     assert results[0]["weights_sha256"] == results[1]["weights_sha256"]
     assert results[0]["rollbacks"] == results[1]["rollbacks"] == 1
-    assert rates(tmp_path / "parts")[100] == pytest.approx(0.005, rel=1e-6)
+    assert rates(parts)[100] == pytest.approx(0.005, rel=1e-6)
 
 
 # 1 - 0.01 * 30000 is -299, and then -149 and -74: all of them diverge, the first after
