@@ -157,6 +157,7 @@ CASES: Mapping[str, Case] = {
             *("--optimizer=adamw", "--learning_rate=0.03125", "--weight_decay=0.5"),
             *("--learning_rate_schedule=step", "--warmup_steps=4"),
             *("--lr_scaling=sqrt", "--base_global_batch_size=4"),
+            "--jit_compile=on",
         ),
         rate=after_warm_up(4, 0.0625, steps_of_ten(0.0625, STEPS - 4)),
         optimizer=lambda rates: AdamW(rates, weight_decay=0.5),
