@@ -190,8 +190,8 @@ def _faults(
     return found
 
 
-# Labels that a loss may take for those of one column.
-OF_ONE_COLUMN = ("[n] float", "[n] int", "[n, 1] float", "[n, 1] int")
+# Labels that a loss may take for those of one column: each rank and each type once.
+OF_ONE_COLUMN = ("[n] int", "[n, 1] float")
 SHAPES = [
     ("[n, 1]", OF_ONE_COLUMN),
     further("[n, 1]", [name for name in LABELS if name not in OF_ONE_COLUMN]),
