@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pathlib
 import socket
-import subprocess
 import sys
 from typing import Any
 
@@ -184,18 +183,8 @@ def test_every_task_says_what_allowing_them_means(tmp_path: pathlib.Path) -> Non
         "worker": ("host.invalid:2",),
         "ps": ("host.invalid:3",),
     }
-    done = subprocess.run(
-        processes.command(*flags, short),
-        cwd=tmp_path,
-        env={
-            **processes.environment(),
-            "TF_CONFIG": Cluster(job="chief", addresses=addresses).tf_config(),
-        },
-        capture_output=True,
-        text=True,
-        timeout=processes.PATIENCE_SECONDS,
-        check=False,
-    )
+    chief = Cluster(job="chief", addresses=addresses)
+    done = processes.run(*flags, short, folder=tmp_path, TF_CONFIG=chief.tf_config())
     assert done.returncode == 138
     warning, error = done.stderr.splitlines()
     assert warning == (

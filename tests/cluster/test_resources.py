@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import subprocess
 import sys
 
 import pytest
@@ -14,7 +13,7 @@ from strategies.common.errors import UsageError
 from strategies.devices.gpu import divide, visible_gpus
 from strategies.launcher.launch_config import Plan, local_cluster
 from strategies.launcher.launcher import Launcher
-from tests.processes import ROOT, run
+from tests.processes import run, run_module
 
 # A task that writes the GPUs that the launcher gave it to a file.
 RECORD_GPUS = """
@@ -96,7 +95,7 @@ def test_a_number_of_replicas_that_nothing_would_use_is_refused(
     assert not run_dir.exists()
 
 
-def test_threads_are_set_before_tensorflow_starts() -> None:
+def test_threads_are_set_before_tensorflow_starts(tmp_path: pathlib.Path) -> None:
     program = """
 import tensorflow as tf
 from trainers.cli import flags, tensorflow_setup as runtime
@@ -113,12 +112,7 @@ print(
     server_threads().inter_op_parallelism_threads,
 )
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+    (tmp_path / "prints_threads.py").write_text(program)
+    done = run_module("prints_threads", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["3", "5", "3", "5"]

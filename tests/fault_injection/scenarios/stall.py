@@ -20,6 +20,7 @@ FLAGS = (
     "--train_steps=1000000",
     "--summary_every_steps=20",
     "--set=report.histogram_every_steps=none",
+    "--jit_compile=off",
 )
 _PATIENCE = f"--set=guard.stall_timeout_seconds={_CLUSTER_SECONDS:g}"
 # The timeout is below the 10 s after which TensorFlow's heartbeats report that some
@@ -66,7 +67,8 @@ def _input_sleeps(chosen: random.Random, folder: pathlib.Path) -> float:
         f"--steps_per_loop={_STEPS_PER_CALL}",
         f"--run_dir={run}",
     )
-    begin = [sys.executable, "-c", _STUCK, str(stuck_at)]
+    (folder / "stuck.py").write_text(_STUCK, encoding="utf-8")
+    begin = [sys.executable, "-m", "stuck", str(stuck_at)]
     with processes.started(*flags, folder=folder, begin=begin) as process:
         assert process.stdout is not None
         for line in process.stdout:
