@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import keras
+
 from strategies.common.errors import UsageError
 from trainers.config.config import Config
 from trainers.inputs.shuffling import Order
@@ -16,8 +18,10 @@ def config_of_fit(config: Config, arguments: FitArguments, data: Data) -> Config
     """Returns the configuration of one `fit`; flags that are given override it.
 
     Raises:
-      UsageError: A batch size is given for data that have batches.
+      UsageError: A batch size is given for data that have batches, or an optimizer for
+        callbacks that set the rate of the program's.
     """
+    _check_rate(config, arguments)
     num_examples = data.train.num_examples
     given = arguments.batch_size
     if "global_batch_size" in config.given:
@@ -63,3 +67,14 @@ def _default_size(num_examples: int, num_steps: int | None) -> int:
     if not (num_steps and num_examples):
         return 32
     return math.ceil(num_examples / num_steps)
+
+
+def _check_rate(config: Config, arguments: FitArguments) -> None:
+    """Refuses callbacks that would set the rate of an optimizer that does not train."""
+    kinds = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
+    found = next((c for c in arguments.callbacks if isinstance(c, kinds)), None)
+    if found is not None and "optimizer" in config.given:
+        raise UsageError(
+            f"--optimizer={config.optimizer.optimizer} replaces the optimizer of which "
+            f"{type(found).__name__} sets the learning rate: leave one of them out."
+        )

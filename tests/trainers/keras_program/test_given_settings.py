@@ -103,6 +103,23 @@ def test_given_epochs_are_those_of_a_program_that_is_run_again(
     assert first["weights_sha256"] == second["weights_sha256"]
 
 
+def test_a_given_optimizer_contradicts_callbacks_that_set_the_rate(
+    tmp_path: pathlib.Path,
+) -> None:
+    path = tmp_path / "train.py"
+    plateau = "callbacks=[keras.callbacks.ReduceLROnPlateau('loss')]"
+    fit = _PROGRAM.format(before="").replace("epochs=2", f"epochs=2, {plateau}")
+    path.write_text(fit)
+    words = (f"--script={path}", _ONE_DEVICE, "--optimizer=adam")
+    done = processes.run(*words, f"--run_dir={tmp_path / 'run'}", folder=tmp_path)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: --optimizer=adam replaces the optimizer of which ReduceLROnPlateau "
+        "sets the learning rate: leave one of them out.\n",
+    )
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_given_type_contradicts_the_policy_of_a_program(
     tmp_path: pathlib.Path,
 ) -> None:
