@@ -20,6 +20,9 @@ _EXIT_CODES = {
 class PreemptionSignals:
     """Signal handlers that stop a run after the current step. A callback.
 
+    The context of each training of a process. A request that came too late to stop one
+    training stops the next one after its first step.
+
     A SIGINT that the process was started to ignore stays ignored.
     A second signal is handled as it was before, which ends the process at once; unless
     it only repeats what a launcher has received as well. So is any signal in processes
@@ -43,7 +46,7 @@ class PreemptionSignals:
         )
 
     def __enter__(self) -> PreemptionSignals:
-        for number in requests_to_stop():
+        for number in () if self.requested else requests_to_stop():
             self._previous[number] = signal.signal(number, self._receive)
         for passed_on in PASSED_ON.values():
             signal.signal(passed_on, self._receive_passed_on)

@@ -19,7 +19,6 @@ import tensorflow as tf
 
 from strategies.common.errors import ExitCode
 from strategies.common.types import Batch, GlobalBatches, StepResults, SyncedFlags
-from trainers.fault_tolerance.preemption import PreemptionSignals
 from trainers.keras_program.keras_fit import (
     LossOfFit,
     validation_in_executions,
@@ -57,8 +56,8 @@ class KerasTraining(TrainingRun):
         )
         self.metrics.clock.started()
         self.reporter.start_progress(first)
-        with PreemptionSignals() as signals:
-            watcher = _Watcher(self, signals)
+        with self.signals:
+            watcher = _Watcher(self)
             with (
                 executions,
                 watcher.losses.followed(),
@@ -74,8 +73,8 @@ class KerasTraining(TrainingRun):
                     callbacks=[*arguments.callbacks, watcher],
                     **self._validation(),
                 )
-            if signals.requested:
-                return "preempted", signals.exit_code
+            if self.signals.requested:
+                return "preempted", self.signals.exit_code
         self._save_checkpoint()
         return "completed", ExitCode.DONE
 
@@ -107,10 +106,10 @@ def _as_fit_takes_it(batches: tf.data.Dataset) -> tf.data.Dataset:
 class _Watcher(keras.callbacks.Callback):
     """Reports the steps of `fit` as the training loop reports its steps."""
 
-    def __init__(self, run: KerasTraining, signals: PreemptionSignals):
+    def __init__(self, run: KerasTraining):
         super().__init__()
         self._run = run
-        self._signals = signals
+        self._signals = run.signals
         self._step = run.parts.order.first_step
         self._seconds: list[float] = []
         self._since = self._mark = time.perf_counter()

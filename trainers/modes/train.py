@@ -17,6 +17,7 @@ from strategies.common.files import is_url, write_atomically
 from strategies.common.write_errors import WriteErrorReporter
 from strategies.processes.parent import has_launcher
 from trainers.config.config import Config
+from trainers.fault_tolerance.preemption import PreemptionSignals
 from trainers.fault_tolerance.watchdog import Watchdog
 from trainers.keras_program.callbacks_of_run import epochs_of_run
 from trainers.keras_program.epochs import Epochs
@@ -100,6 +101,8 @@ class TrainingTask:
             self._shutdown_servers,
         )
         self._clock = Clock(self._watchdog.note)
+        # One object for all calls of `fit`, because a request may come between two.
+        self._signals = PreemptionSignals(self.strategy.traits.loops_together)
         # Of the first training of several; later ones begin with trained weights.
         self._origin: Origin | None = None
         self._guards = contextlib.ExitStack()
@@ -122,7 +125,10 @@ class TrainingTask:
         metrics = RunMetrics(self._clock, parts.pipeline, parts.results, phases)
         reporter = self._reporter(parts, metrics)
         kind = KerasTraining if self.config.model.keras_fit else TrainingRun
-        run = kind(parts, reporter, metrics, self._watchdog, self._folder, epochs)
+        run = kind(
+            *(parts, reporter, metrics, self._watchdog),
+            *(self._signals, self._folder, epochs),
+        )
         return run.run()
 
     def _reporter(self, parts: TrainingParts, metrics: RunMetrics) -> NullReporter:

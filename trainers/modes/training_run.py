@@ -49,6 +49,7 @@ class TrainingRun:
       reporter: Writer of the run folder, or a `NullReporter`.
       metrics: Measurements of the run.
       watchdog: Watchdog of this process.
+      signals: Requests to stop this process.
       folder: Folder of the run.
       epochs: Epochs of a program's `fit`; None without a program.
     """
@@ -57,6 +58,7 @@ class TrainingRun:
     reporter: NullReporter
     metrics: RunMetrics
     watchdog: Watchdog
+    signals: PreemptionSignals
     folder: RunDir
     epochs: Epochs | None = None
 
@@ -155,11 +157,10 @@ class TrainingRun:
         if self.metrics.phases is not None:
             self.metrics.phases.describe(graph)
         self.reporter.describe(graph)
-        traits = self.parts.strategy.traits
-        with PreemptionSignals(stops_together=traits.loops_together) as signals:
+        with self.signals:
             while True:
                 try:
-                    self._advance(batches, signals)
+                    self._advance(batches)
                 except StopRequested as stop:
                     # The checkpoint reads variables, which must be equal in all
                     # processes.
@@ -188,7 +189,7 @@ class TrainingRun:
         first_step = self.parts.applied_steps()
         return self.parts.strategy.distribute(self.parts.batches(first_step))
 
-    def _advance(self, batches: Any, signals: PreemptionSignals) -> None:
+    def _advance(self, batches: Any) -> None:
         """Trains to the last step.
 
         Raises:
@@ -204,13 +205,13 @@ class TrainingRun:
             batches,
             # The signals are last, because they raise: the callbacks of the step have
             # run.
-            [*self._callbacks(), Always(signals)],
+            [*self._callbacks(), Always(self.signals)],
             self.metrics.clock,
             self.metrics.counters,
             diagnose=functools.partial(
                 describe_divergence, parts.model, parts.layer_state
             ),
-            stop_requested=lambda: signals.requested,
+            stop_requested=lambda: self.signals.requested,
         )
 
     def _callbacks(self) -> list[When]:

@@ -196,6 +196,30 @@ def test_what_callbacks_begin_with_is_not_begun_again(
     assert _said(resumed) == expected
 
 
+@pytest.mark.parametrize(
+    "strategy",
+    [_ONE, further(("--strategy=multi_worker_mirrored", "--num_workers=2"))],
+)
+def test_a_signal_after_the_last_step_of_a_fit_stops_the_next_one(
+    tmp_path: pathlib.Path, strategy: tuple[str, ...]
+) -> None:
+    text = """
+    model.compile("sgd", "mse")
+    fit = {"epochs": 2, "batch_size": 16, "verbose": 0}
+    model.fit(x, y, callbacks=[Once("on_train_end", stop)], **fit)
+    model.fit(x, y, **fit)
+    model.fit(x, y, **fit)
+    print("said", model.get_weights())
+    """
+    stopped = _run(tmp_path, text, *strategy)
+    assert stopped.returncode == 143, stopped.stderr
+    result = processes.result_of(tmp_path / "run")
+    assert (result["status"], result["steps"]) == ("preempted", 7)
+    resumed = _run(tmp_path, text, *strategy, "--resume=auto")
+    (tmp_path / "run").rename(tmp_path / "was")
+    assert _said(resumed) == _said(_run(tmp_path, text, *strategy)) != []
+
+
 def test_the_best_of_a_resumed_fit_is_not_that_of_the_fit_before(
     tmp_path: pathlib.Path,
 ) -> None:
