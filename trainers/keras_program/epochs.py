@@ -8,9 +8,11 @@ from typing import Any
 import keras
 
 from models.objective import Objective
+from strategies.common.types import GlobalBatches
 from trainers.keras_program.chief_callbacks import ChiefCallbacks
 from trainers.keras_program.executions import Executions
 from trainers.keras_program.fit_arguments import FitArguments
+from trainers.keras_program.streams.stream import ProgramStream
 from trainers.loop.evaluation import BatchObserver
 from trainers.loop.parts import TrainingParts
 from trainers.model.optimizers.loss_scale import REPORTED_SCALE
@@ -81,6 +83,29 @@ class Epochs:
         self.callbacks.restore(state)
         # Checkpoints of earlier versions do not say it.
         self._is_begun = bool(history and history.get(BEGUN, True))
+
+    def read_again(self, is_over: bool) -> None:
+        """Reads what earlier processes have read and this training does not read again.
+
+        A generator of the program continues from there, also in its next `fit`.
+
+        Args:
+          is_over: True if this `fit` was completed before.
+        """
+        parts, ended = self._parts, self._epoch_of(self._step())
+        read: list[GlobalBatches] = []
+        if isinstance(parts.data.evaluation, ProgramStream):
+            epochs = range(self.arguments.initial_epoch, ended)
+            num_validations = sum(map(self.arguments.is_validated, epochs))
+            read = [parts.evaluation.batches] * num_validations
+        if is_over and isinstance(parts.data.train, ProgramStream):
+            last_step = parts.applied_steps()
+            read.append(
+                parts.data.train.batches(parts.order, self.first_step, last_step)
+            )
+        for batches in read:
+            for _ in batches.dataset(0, 1):
+                pass
 
     def go_back(self, state: Mapping[str, Any]) -> None:
         """Continues with the state of an earlier checkpoint, after a divergence.

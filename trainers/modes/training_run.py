@@ -73,6 +73,7 @@ class TrainingRun:
         self.parts.learning_rate_scale.hold()
         if self.epochs is not None:
             self.epochs.restore(reporter.restored_state())
+            self.epochs.read_again(is_over=bool(is_complete.numpy()))
         if is_complete.numpy():
             self._repeat_end_of_fit()
             strategy.wait_until_all_are_done()

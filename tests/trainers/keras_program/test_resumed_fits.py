@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import shutil
 import subprocess
 import textwrap
 
@@ -218,6 +219,35 @@ def test_a_signal_after_the_last_step_of_a_fit_stops_the_next_one(
     resumed = _run(tmp_path, text, *strategy, "--resume=auto")
     (tmp_path / "run").rename(tmp_path / "was")
     assert _said(resumed) == _said(_run(tmp_path, text, *strategy)) != []
+
+
+def test_generators_continue_where_earlier_fits_and_validations_ended(
+    tmp_path: pathlib.Path,
+) -> None:
+    text = """
+    def batches():
+        for scale in range(1, 99):
+            yield scale * x[:16], y[:16]
+
+    train, held_out = batches(), batches()
+    fit = {"epochs": 3, "steps_per_epoch": 2, "verbose": 0}
+    fit |= {"validation_data": held_out, "validation_steps": 1}
+    model.compile(keras.optimizers.SGD(1e-5), "mse")
+    model.fit(train, **fit)
+    history = model.fit(train, **fit)
+    print("said", history.history, model.get_weights())
+    """
+    flags = (*_ONE, "--checkpoint_every_steps=2", "--set=report.keep_checkpoints=9")
+    expected = _said(_run(tmp_path, text, *flags))
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    run.rename(whole)
+    shutil.copytree(whole, run)
+    (run / "result.json").unlink()
+    for step in (10, 12):
+        shutil.rmtree(run / f"checkpoints/phase-2/step-{step:08}")
+    resumed = _run(tmp_path, text, *flags, "--resume=auto")
+    assert "continued at step 8" in resumed.stdout, resumed.stderr
+    assert _said(resumed) == expected != []
 
 
 def test_the_best_of_a_resumed_fit_is_not_that_of_the_fit_before(
