@@ -237,6 +237,18 @@ def test_a_number_for_the_whole_batch_is_the_same_on_every_replica() -> None:
     np.testing.assert_array_equal(draw([2, 7, 9]), draw([5, 4, 3]))
 
 
+@pytest.mark.parametrize("rows", [3, 2, 4])
+def test_numbers_do_not_depend_on_what_is_known_of_shapes(rows: int) -> None:
+    """In Keras's own fit the number of examples is no part of their shape."""
+    examples = tf.constant([7, 8, 9], tf.int64)
+    unknown = tf.Variable(examples, shape=[None], trainable=False)
+    drawn = []
+    for one in (examples, unknown):
+        with NUMBERS.replayed(one):
+            drawn.append(keras.random.normal((rows, 2), seed=4))
+    np.testing.assert_array_equal(*drawn)
+
+
 def test_calls_of_a_layer_get_masks_of_their_own() -> None:
     shared = keras.layers.Dropout(0.5)
     with NUMBERS.replayed(tf.constant([1], tf.int64)):

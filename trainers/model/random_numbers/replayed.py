@@ -166,9 +166,12 @@ class _Draw:
         """
         self.note_rows(size, self.examples.shape[0])
         positions = tf.range(tf.cast(size, tf.int64))
-        if isinstance(size, int) and size != self.examples.shape[0]:
-            return positions
         num_examples = tf.size(self.examples, tf.int64)
+        if isinstance(size, int) and size != self.examples.shape[0]:
+            # In Keras's own fit their number is no part of the shape.
+            are_all = (self.examples.shape[0] is None) & (num_examples == size)
+            places = tf.minimum(positions, num_examples - 1)
+            return tf.where(are_all, tf.gather(self.examples, places), positions)
         # Other axes may be folded into the first: several rows belong to an example.
         folded = tf.maximum(tf.cast(size, tf.int64) // num_examples, 1)
         is_whole = (positions[-1:] + 1) % (folded * num_examples) == 0
