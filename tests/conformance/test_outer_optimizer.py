@@ -169,7 +169,7 @@ BFLOAT16 = {**NESTEROV, "outer_dtype": "bfloat16"}
 @pytest.mark.parametrize(
     ("replicas", "settings", "outer", "due"),
     [
-        # The next two have Nesterov's momentum together, and in fragments.
+        # The last two cases have its momentum in fragments, and of all weights at once.
         further(3, NESTEROV, Outer("nesterov", 0.7, 0.9, as_is), TOGETHER),
         (2, SGD, Outer("sgd", 0.5, 0.25, as_is), TOGETHER),
         (3, FRAGMENTS, Outer("nesterov", 0.7, 0.9, as_is), APART),
