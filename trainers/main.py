@@ -34,6 +34,9 @@ def main(argv: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return ExitCode.USAGE
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return ExitCode.INTERRUPTED
     return command.run(argv)
 
 

@@ -7,6 +7,7 @@ import pathlib
 import signal
 import sys
 import time
+from unittest import mock
 
 import numpy as np
 import psutil
@@ -248,6 +249,15 @@ def test_a_signal_while_tensorflow_loads_ends_at_once_and_leaves_nothing(
     assert ended.returncode == -number
     assert ended.stderr == ""
     assert processes.contents(tmp_path) == {}
+
+
+def test_an_interrupt_while_modules_are_imported_is_one_word(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # The first import in `main` takes a tenth of a second.
+    with mock.patch("importlib.import_module", side_effect=KeyboardInterrupt):
+        assert main(["train"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, further(signal.SIGINT)])
