@@ -239,7 +239,7 @@ def test_a_number_for_the_whole_batch_is_the_same_on_every_replica() -> None:
 
 @pytest.mark.parametrize("rows", [3, 2, 4])
 def test_numbers_do_not_depend_on_what_is_known_of_shapes(rows: int) -> None:
-    """In Keras's own fit the number of examples is no part of their shape."""
+    # In Keras's own fit the number of examples is no part of their shape.
     examples = tf.constant([7, 8, 9], tf.int64)
     unknown = tf.Variable(examples, shape=[None], trainable=False)
     drawn = []
