@@ -88,8 +88,10 @@ def test_given_epochs_are_those_of_a_program_that_is_run_again(
 ) -> None:
     run, again = tmp_path / "run", tmp_path / "again"
     script = f"--script={_script(tmp_path)}"
-    words = (script, _ONE_DEVICE, f"--run_dir={run}", "--epochs=3", "--optimizer=sgd")
-    words += ("--learning_rate_schedule=cosine",)
+    words = (
+        *(script, _ONE_DEVICE, f"--run_dir={run}", "--epochs=3"),
+        *("--optimizer=sgd", "--learning_rate_schedule=cosine"),
+    )
     done = processes.run(*words, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     # A schedule depends on the last step, so that a resumed run needs the same.
