@@ -116,11 +116,11 @@ def losses_of(
             f"the model has one output and {len(resolved)} losses, of which fit "
             "minimizes the first alone: give one loss."
         )
-    names = [f"{one.name}_loss" for one in resolved]
-    keys = [
-        f"{name}_{position}" if names.count(name) > 1 else name
-        for position, name in enumerate(names)
-    ]
+    keys = [f"{one.name}_loss" for one in resolved]
+    # As `fit` does, the last one of a name is reported by it.
+    for position, key in enumerate(keys):
+        if key in keys[position + 1 :]:
+            keys[position] = f"{key}_{position}"
     return [Loss(*pair) for pair in zip(resolved, keys, strict=True)]
 
 
