@@ -202,7 +202,11 @@ def objective_of(
 def _separated(labels: Any) -> tuple[Any, Any]:
     """Returns labels as `fit` hands them on, and sample weights or None."""
     labels, weights = separated(labels)
-    return _in_floatx(labels), None if weights is None else _in_floatx(weights)
+    if weights is None:
+        return _in_floatx(labels), None
+    # In a list they would be [1, n] to Keras, which takes their mean over all values.
+    alone, *others = tf.nest.flatten(weights)
+    return _in_floatx(labels), _in_floatx(weights if others else alone)
 
 
 def _in_floatx(labels: Any) -> Any:

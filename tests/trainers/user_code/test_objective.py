@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.objective import Summed
+from models.objective import Summed, Weighted
 from strategies.common.errors import UsageError
 from strategies.common.private_apis.models import mask_of
 from tests.trainers.user_code import factories
@@ -107,6 +107,20 @@ def test_of_outputs_that_are_named_after_one_loss() -> None:
     model = Pair()
     model.compile(loss=["mse", "mse"], loss_weights=[0.3, 2.0])
     assert_as_evaluated(model, features, [features[:, :1], features[:, 1:2]])
+
+
+@pytest.mark.parametrize("packed", [lambda value: value, lambda value: [value]])
+def test_of_one_output_whose_weights_are_in_a_list(packed: Any) -> None:
+    features, _ = factories.arrays()
+    labels, weights = [features[:, 1]], [np.abs(features[:, 2])]
+    inputs = keras.Input([5])
+    model = keras.Model(inputs, packed(keras.layers.Dense(1)(inputs)))
+    model.compile(loss="mse", metrics=["mae"], weighted_metrics=["mse"])
+    found = means(model, features, Weighted(labels, weights))
+    expected = model.evaluate(
+        features, labels, 60, sample_weight=weights, verbose=0, return_dict=True
+    )
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-5)
 
 
 def assert_as_evaluated(
