@@ -89,8 +89,7 @@ class Program:
         # The same of a callback, whose own error the program may catch, as with Keras.
         self._callback_error: CallbackError | None = None
         self._ended: _ProgramEnded | None = None
-        traits = config.strategy.traits
-        self._is_on_every_task = traits.multi_process and not traits.server_jobs
+        self._is_on_every_task = config.strategy.traits.loops_together
         # Model that is being trained.
         self._model: keras.Model | None = None
 
