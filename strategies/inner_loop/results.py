@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -101,7 +102,7 @@ class Packing:
         for name, shape in self._shapes.items():
             if name in values:
                 columns.append((at, values[name]))
-            at += int(np.prod(shape))
+            at += math.prod(shape)
         return tf.add_n(
             [v[:, None] * tf.one_hot(i, at, dtype=tf.float64) for i, v in columns]
         )
@@ -111,7 +112,7 @@ class Packing:
         values = {}
         start = 0
         for name, shape in self._shapes.items():
-            stop = start + int(np.prod(shape))
+            stop = start + math.prod(shape)
             part = vector[..., start:stop]
             values[name] = part.reshape((*vector.shape[:-1], *shape))
             start = stop
