@@ -35,6 +35,7 @@ from strategies.common.private_apis.fit_data import (
     whole_arrays,
 )
 from strategies.common.private_apis.graphs import (
+    flat_call,
     graphs_collected,
     keep_sums_in_order,
     name_operations_after_layers,
@@ -374,6 +375,39 @@ def test_an_operation_can_be_made_to_wait_for_one_made_before() -> None:
         return last
 
     assert int(tf.function(trace)()) == 2
+
+
+def test_a_concrete_function_can_be_called_with_its_tensors() -> None:
+    """Tests `private_apis.graphs.flat_call`."""
+    variable = tf.Variable(1.0)
+    numbers = tf.data.Dataset.range(2)
+    specs = (tf.TensorSpec([], tf.float32), tf.TensorSpec([None], tf.int32))
+    (resource,) = tf.nest.flatten(
+        tf.data.IteratorSpec(numbers.element_spec), expand_composites=True
+    )
+
+    @tf.function(autograph=False, input_signature=((resource, *specs),))
+    def function(tensors: tuple[tf.Tensor, ...]) -> tuple[dict[str, tf.Tensor], None]:
+        iterator = tf.nest.pack_sequence_as(
+            tf.data.IteratorSpec(numbers.element_spec),
+            tensors[:1],
+            expand_composites=True,
+        )
+        return {"z": tensors[1] + variable, "a": (next(iterator), tensors[2])}, None
+
+    tensors = tf.nest.flatten(iter(numbers), expand_composites=True)
+    tensors += [tf.constant(2.0), tf.constant([3, 4])]
+    call = flat_call(function.get_concrete_function(tuple(tensors)))
+    outputs, nothing = call(tensors)
+    assert nothing is None
+    assert [*outputs] == ["z", "a"]
+    assert float(outputs["z"]) == 3
+    variable.assign(5)
+    outputs, _ = call([tensors[0], tf.constant(4.0), tf.constant([7])])
+    assert float(outputs["z"]) == 9
+    number, row = outputs["a"]
+    assert int(number) == 1
+    assert row.numpy().tolist() == [7]
 
 
 def test_calls_of_layers_are_listed_with_what_they_take() -> None:

@@ -7,13 +7,13 @@ Python calls the inner loop from the outer loop. This module has the loop around
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from strategies.common.private_apis.graphs import counted_alone
+from strategies.common.private_apis.graphs import counted_alone, flat_call
 from strategies.common.types import (
     ReplicaFunction,
     ReplicaOutputs,
@@ -57,19 +57,20 @@ class InnerLoop:
         self._figures = Packing()
         self._details = Packing()
         self._function: Any = None
-        self._concrete: Any = None
+        # Specification of the input, if it is the same for all calls.
+        self._signature: Any = None
+        self._flat_call: Callable[[Sequence[tf.Tensor]], Any] | None = None
         self.graph: tf.Graph | None = None
 
     def trace(self, batches: Any) -> tf.Graph:
         """Traces the loop without running a step, and returns its graph."""
         arguments = loop_arguments(0, SummaryLevel.NONE, SyncedFlags())
-        given = self._step.input.arguments(batches)
         function = self.function_of(batches)
-        concrete = function.get_concrete_function(given, *arguments)
-        if self._step.input.signature(batches) is not None:
-            # Every call has the same specification. To find the trace for it takes a
-            # millisecond of each call.
-            self._concrete = concrete
+        concrete = function.get_concrete_function(self._given(batches), *arguments)
+        if self._signature is not None:
+            # To find the trace for each call, and to bind and cast its arguments, took
+            # 1.4 of the 4 milliseconds of 50 steps of a 5-10-2 network.
+            self._flat_call = flat_call(concrete)
         return concrete.graph
 
     def num_traces(self) -> int:
@@ -81,9 +82,9 @@ class InnerLoop:
         """Returns the `tf.function`, which is made for the first batches."""
         # Later batches have the same specification.
         if self._function is None:
-            signature = self._step.input.signature(batches)
+            signature = self._signature = self._step.input.signature(batches)
             if signature is not None:
-                signature = (signature, *_ARGUMENTS)
+                signature = (_flat(signature), *_ARGUMENTS)
             self._function = tf.function(
                 counted_alone(self._run), autograph=False, input_signature=signature
             )
@@ -98,15 +99,20 @@ class InnerLoop:
     ) -> StepFuture:
         self._step.before_call()
         arguments = loop_arguments(num_steps, observe, local_flags or SyncedFlags())
-        given = self._step.input.arguments(batches)
-        if self._concrete is None:
-            outputs, left = self.function_of(batches)(given, *arguments)
+        if self._flat_call is None:
+            function = self.function_of(batches)
+            outputs, left = function(self._given(batches), *arguments)
         else:
-            outputs, left = self._concrete(given, *arguments)
+            outputs, left = self._flat_call([*self._given(batches), *arguments])
         self._step.input.keep(batches, left)
         results = self.results(outputs)
         self._step.after_call()
         return StepFuture(lambda: results)
+
+    def _given(self, batches: Any) -> Any:
+        """Returns the arguments of the function for the input of a call."""
+        given = self._step.input.arguments(batches)
+        return given if self._signature is None else _flat(given)
 
     def results(self, outputs: Sequence[Any]) -> StepResults:
         """Returns the results of one call, from the outputs of the function."""
@@ -132,6 +138,10 @@ class InnerLoop:
         local_flags: tf.Tensor,
     ) -> tuple[tuple[tf.Tensor, ...], Any]:
         self.graph = tf.compat.v1.get_default_graph()
+        if self._signature is not None:
+            batches = tf.nest.pack_sequence_as(
+                self._signature, batches, expand_composites=True
+            )
         steps = self._steps(num_steps, observe, local_flags)
         last, left, ended = self._step.input.run(batches, steps)
         state = LoopState(*last)
@@ -260,6 +270,13 @@ def _initial(num_steps: tf.Tensor) -> LoopState:
         figures=tf.TensorArray(tf.float64, num_steps, element_shape=[None]),
         details=tf.zeros([0], tf.float64),
     )
+
+
+def _flat(structure: Any) -> tuple[Any, ...]:
+    """Returns the tensors, or their specifications, of an input."""
+    values = tf.nest.flatten(structure, expand_composites=True)
+    # Examples without labels have None, and a specification without tensors.
+    return tuple(value for value in values if value is not None)
 
 
 # Specification of `loop_arguments`.

@@ -262,7 +262,7 @@ MUTATIONS = (
         "a trace for every number of steps",
         "strategies/inner_loop/loop.py",
         (
-            ("signature = (signature, *_ARGUMENTS)", "signature = None"),
+            ("signature = (_flat(signature), *_ARGUMENTS)", "signature = None"),
             ("tf.constant(num_steps, tf.int32),", "num_steps,"),
         ),
         STEPS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -78,6 +78,21 @@ def counted_alone(function: Callable[..., Any]) -> Callable[..., Any]:
     polymorphic_function.py, `_get_key_for_call_stats`). A partial has no code.
     """
     return functools.partial(function)
+
+
+def flat_call(function: Any) -> Callable[[Sequence[tf.Tensor]], Any]:
+    """Returns a function that calls a concrete function with the tensors it takes.
+
+    The public call binds its arguments to a signature and casts each of them again
+    (tensorflow/python/eager/polymorphic_function/concrete_function.py,
+    `_call_with_structured_signature`), which took 0.4 of the 2.6 milliseconds of 50
+    steps of a 5-10-2 network.
+
+    Args:
+      function: Concrete function, traced with flat arguments.
+    """
+    call = function.inference_fn.call_preflattened
+    return lambda tensors: call([*tensors, *function.captured_inputs])
 
 
 @functools.cache
