@@ -151,6 +151,9 @@ class Update(Protocol):
     def optimizer_state(self) -> Sequence[tf.Variable]:
         """Returns the optimizer's floating-point variables, such as momentum."""
 
+    def variables(self) -> Sequence[tf.Variable]:
+        """Returns all variables that an update and its counter change."""
+
     def observe(
         self, outputs: ReplicaOutputs, with_histograms: tf.Tensor
     ) -> Mapping[str, tf.Tensor]:

@@ -16,11 +16,17 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from strategies.common.types import Batch, ReplicaOutputs, SpanShape
+from strategies.common.types import (
+    Batch,
+    ReplicaFunction,
+    ReplicaOutputs,
+    SpanShape,
+    Update,
+)
 from strategies.inner_loop.input import Steps, TimedBatch
 from strategies.inner_loop.loop import InnerLoop, LoopState
 from strategies.inner_loop.results import START, WAIT
-from strategies.inner_loop.step import run_step
+from strategies.inner_loop.step import Step, run_step
 
 
 class CompiledLoop(InnerLoop):
@@ -29,6 +35,13 @@ class CompiledLoop(InnerLoop):
     No step is timed by itself: the steps of a span share its time evenly, and the
     first of them has waited for the span.
     """
+
+    def __init__(
+        self, step: Step, replica_step: ReplicaFunction, update: Update | None
+    ):
+        super().__init__(
+            dataclasses.replace(step, apply_if=_apply_if), replica_step, update
+        )
 
     def function_of(self, batches: Any) -> Any:
         if self._function is None:
@@ -168,6 +181,21 @@ class CompiledLoop(InnerLoop):
             [tf.constant(0), tf.constant(True), rows, nothing],
         )
         return done, finite, rows.stack(), gradients
+
+
+def _apply_if(update: Update, outputs: ReplicaOutputs, finite: tf.Tensor) -> None:
+    """Applies an update if a bool scalar is true, without a branch.
+
+    XLA copies every variable once a step that comes out of a branch, a tenth of a step
+    of a 784-512-512-10 network. It makes a choice between two values a part of the
+    operation that computes the new one.
+    """
+    variables = update.variables()
+    before = [variable.read_value() for variable in variables]
+    update.apply(outputs)
+    update.increment_step()
+    for variable, value in zip(variables, before, strict=True):
+        variable.assign(tf.where(finite, variable, value))
 
 
 class _StepResults(NamedTuple):

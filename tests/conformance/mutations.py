@@ -296,6 +296,12 @@ MUTATIONS = (
         COMPILED_LOOP,
     ),
     Mutation(
+        "the compiled loop applies a step that is not finite",
+        _COMPILED,
+        (("tf.where(finite, variable, value)", "variable"),),
+        COMPILED_LOOP,
+    ),
+    Mutation(
         "the compiled loop describes no gradient",
         _COMPILED,
         (("results.finite, rows, results.gradients", "results.finite, rows, earlier"),),

@@ -149,6 +149,7 @@ def test_nothing_that_is_not_finite_is_applied() -> None:
             lambda: [keras.layers.Dense(2, kernel_initializer="ones")],
             features,
             global_batch_size=8,
+            optimizer="adam",
             jit_compile=jit_compile,
         )
         is_loop = parts.compilation.scope is Scope.LOOP
@@ -157,8 +158,9 @@ def test_nothing_that_is_not_finite_is_applied() -> None:
         results = parts.loop_function(batches, 8).fetch()
         assert parts.applied_steps() == results.applied_steps < 8
         assert results.first_not_finite is not None
-        weights = [variable.numpy() for variable in parts.model.variables]
-        found[jit_compile] = results.applied_steps, results.first_not_finite, weights
+        variables = [*parts.model.variables, *parts.optimizer.variables]
+        values = [variable.numpy() for variable in variables]
+        found[jit_compile] = results.applied_steps, results.first_not_finite, values
     assert found["on"][:2] == found["off"][:2]
     for compiled, plain in zip(found["on"][2], found["off"][2], strict=True):
         assert np.isfinite(compiled).all()

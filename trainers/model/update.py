@@ -149,6 +149,11 @@ class ModelUpdate:
         values = [variable.value for variable in self._optimizer.variables]
         return [value for value in values if value.dtype.is_floating]
 
+    def variables(self) -> list[tf.Variable]:
+        variables = [*self._layer_state.variables, *self._optimizer.variables]
+        values = [variable.value for variable in variables]
+        return [*self.trainable_weights(), *values, self._step]
+
     def weight_norm(self) -> tf.Tensor:
         return _norm_where_they_are(self.trainable_weights())
 
