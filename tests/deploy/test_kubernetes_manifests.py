@@ -17,12 +17,12 @@ import yaml
 from kubeflow.training import models as kubeflow_models
 from kubernetes.client import models as kubernetes_models
 
-from strategies.cluster.spec import Cluster
+from strategies.cluster.spec import Cluster, parse_tf_config
 from strategies.common.errors import ExitCode
 from tests import processes
 from tests.cluster.separate_hosts import Hosts, reason_for_none, separate_hosts
-from tests.markers import further
 from tests.processes import ROOT, result_of
+from trainers.cli.flags import parse
 
 FOLDER = ROOT / "deploy" / "kubernetes"
 # Versions from 1.31 on, in which podFailurePolicy is stable.
@@ -293,6 +293,7 @@ def start(
     given: Mapping[str, str],
     before: list[str],
     volume: pathlib.Path,
+    python: pathlib.Path = pathlib.Path(sys.executable),
 ) -> subprocess.Popen[str]:
     """Starts the command of a pod, with a folder in place of its volume."""
     (mount,) = container["volumeMounts"]
@@ -305,8 +306,7 @@ def start(
     else:
         command = [*arguments, last, *TRAINING]
     own = {entry["name"]: entry["value"] for entry in container.get("env", ())}
-    python = pathlib.Path(sys.executable).parent
-    path = f"{python}{os.pathsep}{os.environ['PATH']}"
+    path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
     return subprocess.Popen(
         [*before, *container["command"], *command],
         cwd=ROOT,
@@ -324,27 +324,60 @@ def with_host_names(hosts: Hosts, host: int, file: pathlib.Path) -> list[str]:
     return [*hosts.before(host), "unshare", "--mount", "sh", "-c", mount, str(file)]
 
 
+KINDS = [("multi_worker", "Job"), ("parameter_server", "TFJob")]
+
+
+def container_and_pods(
+    job: Mapping[str, Any],
+) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
+    """Returns the container of a job, and variables by the names of its pods."""
+    if job["kind"] == "Job":
+        return container_of(job["spec"]["template"]), dict(pods_of_job(job))
+    chief = job["spec"]["tfReplicaSpecs"]["Chief"]
+    return container_of(chief["template"]), dict(pods_of_tfjob(job))
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS)
+def test_each_pod_is_given_flags_and_its_place(
+    name: str, kind: str, tmp_path: pathlib.Path
+) -> None:
+    job = document(name, kind)
+    container, pods = container_and_pods(job)
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$TF_CONFIG" "$@"\n', "utf-8")
+    python.chmod(0o755)
+    clusters = []
+    for given in pods.values():
+        with start(container, given, [], tmp_path, python) as process:
+            done = processes.end_of(process)
+        assert (done.returncode, done.stderr) == (0, "")
+        tf_config, module, *flags = done.stdout.splitlines()
+        assert module == "-m"
+        config = parse(flags)
+        assert config.run.run_dir == str(tmp_path / job["metadata"]["name"])
+        assert config.length.train_steps == 20
+        clusters.append(parse_tf_config(tf_config))
+        assert clusters[-1].job in config.strategy.traits.roles
+    assert [cluster.address for cluster in clusters] == [f"{p}:{PORT}" for p in pods]
+    for cluster in clusters:
+        assert sorted(cluster.tasks().values()) == sorted(f"{p}:{PORT}" for p in pods)
+
+
+# tests/cluster/test_separate_hosts.py trains on several hosts.
 @pytest.mark.cluster
+@pytest.mark.exhaustive
 @pytest.mark.skipif(bool(reason_for_none()), reason=reason_for_none())
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [("multi_worker", "Job"), further("parameter_server", "TFJob")],
-)
+@pytest.mark.parametrize(("name", "kind"), KINDS)
 def test_pods_train_together(name: str, kind: str, tmp_path: pathlib.Path) -> None:
     job = document(name, kind)
-    if kind == "Job":
-        pods = dict(pods_of_job(job))
-        template = job["spec"]["template"]
-    else:
-        pods = dict(pods_of_tfjob(job))
-        template = job["spec"]["tfReplicaSpecs"]["Chief"]["template"]
+    container, pods = container_and_pods(job)
     names = tmp_path / "hosts"
     with separate_hosts(len(pods)) as hosts:
         lines = [f"{hosts.address(host)} {pod}" for host, pod in enumerate(pods)]
         names.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]), "utf-8")
         started = [
             start(
-                container_of(template),
+                container,
                 given,
                 with_host_names(hosts, host, names),
                 tmp_path,
