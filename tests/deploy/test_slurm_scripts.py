@@ -21,6 +21,7 @@ from tests import processes
 from tests.deploy import stand_in_slurm
 from tests.markers import further
 from tests.processes import ROOT, checkpoints_of, result_of
+from trainers.cli.flags import parse
 
 FOLDER = ROOT / "deploy" / "slurm"
 SCRIPTS = {
@@ -129,10 +130,11 @@ def assert_complete(job: Job, steps: int) -> None:
     assert sorted(tasks) == sorted(SCRIPTS[job.script])
 
 
-# Each task imports TensorFlow, and the other script has twice as many tasks.
-# tests/cluster/test_slurm.py has the tasks of both scripts.
+# Each task imports TensorFlow. tests/cluster/test_slurm.py identifies tasks by Slurm's
+# variables, and the test below reads the commands of the scripts.
 @pytest.mark.cluster
-@pytest.mark.parametrize("script", ["multi_worker", further("parameter_server")])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_a_job_trains_to_its_end(script: str, tmp_path: pathlib.Path) -> None:
     job = Job(script, tmp_path)
     with job.start(*TRAINING, "--train_steps=20") as process:
@@ -140,6 +142,25 @@ def test_a_job_trains_to_its_end(script: str, tmp_path: pathlib.Path) -> None:
     assert done.returncode == 0, done.stderr
     assert not job.is_requeued()
     assert_complete(job, steps=20)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_tasks_of_a_job_are_given_flags_of_the_program(
+    script: str, tmp_path: pathlib.Path
+) -> None:
+    job = Job(script, tmp_path)
+    first = fake_python(tmp_path / "first", 'printf "%s\\n" "$@" > given.$SLURM_PROCID')
+    with job.start(*TRAINING, "--train_steps=20", first=[first]) as process:
+        done = processes.end_of(process)
+    assert done.returncode == 0, done.stderr
+    given = [path.read_text("utf-8").splitlines() for path in tmp_path.glob("given.*")]
+    assert given == [given[0]] * len(SCRIPTS[script])
+    assert given[0][:2] == ["-m", "trainers.main"]
+    config = parse(given[0][1:])
+    assert config.run.run_dir == str(job.run_dir)
+    assert config.length.train_steps == 20
+    jobs = {task.partition("-")[0] for task in SCRIPTS[script]}
+    assert jobs <= set(config.strategy.traits.roles)
 
 
 SLOW = ("--checkpoint_every_steps=20", "--set=length.step_delay_milliseconds=50")
