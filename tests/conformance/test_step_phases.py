@@ -7,6 +7,7 @@ import pathlib
 import pytest
 
 from tests import processes
+from tests.markers import further
 from trainers.experiments.explain.breakdown import (
     PHASES,
     WITHIN_A_STEP,
@@ -39,11 +40,9 @@ IN_ONE_PROCESS = [
         marks=_ONLY_EXHAUSTIVE,
     ),
 ]
+WORKERS = ("--strategy=multi_worker_mirrored", "--num_workers=2")
 IN_SEVERAL = [
-    pytest.param(
-        ("--strategy=multi_worker_mirrored", "--num_workers=2"),
-        id="multi_worker_mirrored",
-    ),
+    pytest.param(WORKERS, id="multi_worker_mirrored", marks=_ONLY_EXHAUSTIVE),
     # Three numbers can be added in several orders.
     pytest.param(
         ("--strategy=multi_worker_mirrored", "--num_workers=3"),
@@ -64,9 +63,11 @@ IN_SEVERAL = [
         marks=_ONLY_EXHAUSTIVE,
     ),
 ]
-NOT_THE_SAME_TWICE = [
-    ("--strategy=tower", "--update=async"),
-    ("--strategy=parameter_server", "--num_workers=2", "--num_ps=1"),
+TIMED = [
+    WORKERS,
+    # These do not train the same twice.
+    further(("--strategy=tower", "--update=async")),
+    further(("--strategy=parameter_server", "--num_workers=2", "--num_ps=1")),
 ]
 
 
@@ -120,9 +121,6 @@ def test_a_cluster_trains_the_same(
 
 
 @pytest.mark.cluster
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("flags", NOT_THE_SAME_TWICE, ids=" ".join)
-def test_times_of_asynchronous_steps_add_up(
-    flags: tuple[str, ...], tmp_path: pathlib.Path
-) -> None:
+@pytest.mark.parametrize("flags", TIMED, ids=" ".join)
+def test_times_of_steps_add_up(flags: tuple[str, ...], tmp_path: pathlib.Path) -> None:
     check_sums(train(tmp_path, flags, phases=True))
