@@ -308,6 +308,8 @@ def test_a_run_goes_on_exactly_and_looking_at_it_changes_nothing(
     assert result["traits"]["matches_one_device"] is False
 
 
+# test_outer_optimizer.py has the same with the state of an outer optimizer.
+@pytest.mark.exhaustive
 def test_strategies_take_each_others_checkpoints(tmp_path: pathlib.Path) -> None:
     """All parts are one training, because weights are averaged after each SGD step.
 
