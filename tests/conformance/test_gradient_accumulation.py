@@ -46,8 +46,9 @@ SUBJECTS = chosen(
             ("convnet", "sgd"),
         )
     ],
-    # SGD shows errors of scale, which clipping and Adam's quotient hide.
-    [("mirrored", 3, "mlp", "adamw"), ("tower", 3, "convnet", "sgd")],
+    # SGD shows errors of scale, which clipping and Adam's quotient hide. The test of
+    # dropout below trains under mirrored, with AdamW.
+    [("tower", 3, "convnet", "sgd")],
 )
 
 
