@@ -21,14 +21,10 @@ from tests.conformance.harness import (
     small_config,
 )
 from tests.conformance.test_same_training import TOLERANCES, assert_same_training
-from tests.markers import chosen
 from trainers.loop.parts import TrainingParts
 from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
 
-SEVERAL_REPLICAS = chosen(
-    [subject for subject in same_training() if subject[1] in (2, 3)],
-    [("mirrored", 3)],
-)
+SEVERAL_REPLICAS = [subject for subject in same_training() if subject[1] in (2, 3)]
 # Statistical tests fail below a chance of 1e-6, so that no fixed seed is unlucky.
 UNLIKELY = 1e-6
 NUMBERS = ReplayedRandomNumbers()
@@ -49,6 +45,9 @@ def trained(strategy: str, replicas: int, replayable: bool) -> Outcome:
     return Subject.of(config).run(LAYOUTS["uneven"])
 
 
+# The test below has three towers, and test_gradient_accumulation.py compares mirrored
+# replicas with one device.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("strategy", "replicas"), SEVERAL_REPLICAS)
 def test_same_training_as_one_device(strategy: str, replicas: int) -> None:
     outcome = trained(strategy, replicas, replayable=True)
@@ -81,6 +80,8 @@ def test_a_run_that_goes_on_under_another_strategy_draws_what_it_would_have() ->
     np.testing.assert_allclose(loss(second, 5, 9), loss(first, 5, 9), rtol=1e-10)
 
 
+# test_randomness.py compares the masks of replicas.
+@pytest.mark.exhaustive
 def test_without_it_replicas_make_a_difference() -> None:
     outcome = trained("tower", 2, replayable=False)
     expected = trained("one_device", 1, replayable=False)
