@@ -99,7 +99,7 @@ def test_every_batch_is_computed_once_and_every_update_counted(towers: int) -> N
             metrics={"index": lambda labels, outputs: tf.cast(labels, tf.float32)},
             global_batch_size=8,
             optimizer="adam",
-            train_steps=3031,
+            train_steps=531,
             **settings,  # type: ignore[arg-type]
         )
 
@@ -110,22 +110,22 @@ def test_every_batch_is_computed_once_and_every_update_counted(towers: int) -> N
         for count, observe in (
             (1, SummaryLevel.NONE),
             (30, SummaryLevel.NORMS),
-            (3000, SummaryLevel(2)),
+            (500, SummaryLevel(2)),
         )
     ]
-    assert [results.applied_steps for results in calls] == [1, 30, 3000]
-    assert [results.attempted_steps for results in calls] == [1, 30, 3000]
+    assert [results.applied_steps for results in calls] == [1, 30, 500]
+    assert [results.attempted_steps for results in calls] == [1, 30, 500]
     assert "gradient_norm" in calls[1].details
-    assert int(assembly.step.numpy()) == 3031
-    assert int(assembly.optimizer.iterations.numpy()) == 3031
+    assert int(assembly.step.numpy()) == 531
+    assert int(assembly.optimizer.iterations.numpy()) == 531
     assert assembly.loop_function.num_traces() == 1
-    expected = steps_of(assembled("one_device", 1), 3031)
+    expected = steps_of(assembled("one_device", 1), 531)
     for name in ("index", "examples"):
         got = np.concatenate([results.sums[name] for results in calls])
         np.testing.assert_array_equal(got, expected.sums[name])
     staleness = np.concatenate([results.staleness for results in calls])
     workers = np.concatenate([results.workers for results in calls])
-    assert len(staleness) == len(workers) == 3031
+    assert len(staleness) == len(workers) == 531
     assert staleness.min() >= 0
     assert set(workers) <= {f"tower-{index}" for index in range(towers)}
     assert staleness[0] == 0
