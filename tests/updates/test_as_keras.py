@@ -130,11 +130,10 @@ def weights_of_fit(case: Case) -> list[list[np.ndarray]]:
     return weights
 
 
-# Of each family of optimizers the case with most settings, a schedule of each kind, and
+# Of each family of optimizers a case with many settings, a schedule of each kind, and
 # rows of an embedding. The further cases combine settings that these have, or leave
 # them out.
 CHOSEN = (
-    "sgd, clipped, in micro-batches",
     "momentum of 0.5 with decay, step",
     "adam with decay, clipped, warm-up, cosine",
     "adamw, scaling by the root, warm-up, step",
