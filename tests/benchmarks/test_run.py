@@ -14,6 +14,7 @@ from benchmarks import record
 from benchmarks.speed.sides import Measured, Peer, Project
 from benchmarks.speed.subject import Subject, measure_pairs
 from benchmarks.speed.subjects import SUBJECTS
+from tests.markers import further
 from tests.processes import run_module
 
 
@@ -149,25 +150,27 @@ def test_what_cannot_be_measured_is_refused(arguments: list[str], said: str) -> 
     assert said in done.stderr
 
 
-def test_the_project_and_a_peer_are_really_run(tmp_path: pathlib.Path) -> None:
-    size = ("--global_batch_size=64",)
-    data = ("--model=mlp", "--dataset=synthetic", "--set=data.input_shape=5")
-    sides: dict[str, Project | Peer] = {
-        "project": Project((*size, *data, "--train_steps=60", "--steps_per_loop=10")),
-        "peer": Peer(
-            "tensorflow_loop",
-            (*size, "--work=mlp", "--steps=60", "--steps_per_call=10"),
-        ),
-    }
-    for name, side in sides.items():
-        folder = tmp_path / name
-        folder.mkdir()
-        measured = side.measure(folder)
-        assert measured.examples_per_second > 64
-        assert measured.first_step_seconds is not None
-        assert 0.5 < measured.first_step_seconds < measured.wall_seconds
-        assert measured.peak_memory_mib > 100
-        assert {"tensorflow", "keras"} <= set(measured.versions)
+SIZE = ("--global_batch_size=64",)
+DATA = ("--model=mlp", "--dataset=synthetic", "--set=data.input_shape=5")
+SIDES = {
+    "project": Project((*SIZE, *DATA, "--train_steps=60", "--steps_per_loop=10")),
+    "peer": Peer(
+        "tensorflow_loop", (*SIZE, "--work=mlp", "--steps=60", "--steps_per_call=10")
+    ),
+}
+
+
+# Peers are programs of the benchmarks alone.
+@pytest.mark.parametrize("side", ["project", further("peer")])
+def test_the_project_and_a_peer_are_really_run(
+    side: str, tmp_path: pathlib.Path
+) -> None:
+    measured = SIDES[side].measure(tmp_path)
+    assert measured.examples_per_second > 64
+    assert measured.first_step_seconds is not None
+    assert 0.5 < measured.first_step_seconds < measured.wall_seconds
+    assert measured.peak_memory_mib > 100
+    assert {"tensorflow", "keras"} <= set(measured.versions)
 
 
 @pytest.mark.exhaustive
