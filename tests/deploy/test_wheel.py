@@ -15,7 +15,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests import processes
-from tests.markers import further
 from tests.processes import result_of
 
 NAME = "keras_strategies"
@@ -135,8 +134,8 @@ def test_packages_of_the_user_keep_their_names(
     done = run_installed(
         [
             installed / "keras-strategies",
-            *("--strategy=multi_worker_mirrored", "--model=models.base:build"),
-            *("--train_steps=4", "--run_dir=run"),
+            *("--strategy=multi_worker_mirrored", "--num_workers=1"),
+            *("--model=models.base:build", "--train_steps=4", "--run_dir=run"),
         ],
         tmp_path,
     )
@@ -144,10 +143,12 @@ def test_packages_of_the_user_keep_their_names(
     assert result_of(tmp_path / "run")["status"] == "completed"
 
 
+# The Python interface below trains an example from an empty folder.
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "mode",
-    [(), further(("--mode=verify", "--strategies=tower", "--update=sync"))],
+    [(), ("--mode=verify", "--strategies=tower", "--update=sync")],
     ids=["train", "verify"],
 )
 def test_examples_are_found_from_an_empty_folder(
@@ -166,10 +167,15 @@ def test_examples_are_found_from_an_empty_folder(
 
 
 @pytest.mark.slow
-def test_the_python_api_trains(installed: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_the_python_api_trains_an_example(
+    installed: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
     program = (
         f"import {NAME}\n"
-        f"result = {NAME}.train(model='mlp', train_steps=3, strategy='mirrored')\n"
+        f"result = {NAME}.train(\n"
+        "    model='examples.text_classifier:model',\n"
+        "    dataset='examples.text_classifier:reviews',\n"
+        "    strategy='mirrored', train_steps=3, eval_every_steps=None)\n"
         "print(result.status)"
     )
     done = run_installed([installed / "python", "-c", program], tmp_path)
