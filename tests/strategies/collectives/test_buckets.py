@@ -126,6 +126,8 @@ for order in ("ab", "ba"):
 """
 
 
+# The tests below read the same order in the graph.
+@pytest.mark.exhaustive
 def test_a_buffer_is_sent_before_the_next_is_computed_by_one_thread() -> None:
     """TensorFlow's executor runs operations without cost first."""
     done = processes.run_words([sys.executable, "-c", ONE_THREAD])
