@@ -23,9 +23,12 @@ BY_NAME = {scenario.name: scenario for scenario in all_scenarios()}
         # With this seed the victim is worker 0 of 2, the chief.
         ("multi-worker-killed", 1),
         further("multi-worker-killed", 0),
+        # Workers start again in the same way, whichever sums they were in. Exchanges
+        # and checkpoints of these two are in test_outer_optimizer.py and
+        # test_sharded_optimizer_state.py.
         further("outer-optimizer-worker-killed", 1),
         # With this seed the victim is worker 1 of 2.
-        ("killed-within-an-all-gather", 0),
+        further("killed-within-an-all-gather", 0),
         further("ps-killed", 0),
         further("chief-killed", 0),
     ],
