@@ -23,6 +23,9 @@ def test_no_port_of_a_cluster_that_trains_can_be_reached() -> None:
     assert_promise_holds(scenario, seed=4)
 
 
+# The test above could not fail without this. tests/cluster/test_confinement.py switches
+# isolation off in less time.
+@pytest.mark.exhaustive
 def test_the_same_look_finds_the_ports_of_one_that_is_not_confined(
     tmp_path: pathlib.Path,
 ) -> None:
