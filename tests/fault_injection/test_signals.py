@@ -20,7 +20,10 @@ from tests.fault_injection.scenarios.signals import stopped
 from trainers.fault_tolerance.preemption import PreemptionSignals
 
 
+# A test below has the second signal, tests/cluster/test_task_endings.py a signal to one
+# task that trains, and test_random_kills.py a signal to the launcher.
 @pytest.mark.cluster
+@pytest.mark.exhaustive
 def test_all_processes_are_told_at_once_and_a_checkpoint_is_saved(
     tmp_path: pathlib.Path,
 ) -> None:
