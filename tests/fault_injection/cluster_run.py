@@ -30,7 +30,7 @@ MIRRORED = (
     "--set=length.step_delay_milliseconds=10",
     *_FLAGS,
 )
-MIRRORED_STEPS = 200
+MIRRORED_STEPS = 120
 # A step takes 0.25 s, most of which is to send 76 kB of gradients and then of weights.
 SHARDED = (
     *("--strategy=multi_worker_mirrored", "--shard_optimizer_state"),
