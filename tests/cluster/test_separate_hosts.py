@@ -20,7 +20,6 @@ import pytest
 from tests import processes
 from tests.cluster.separate_hosts import Hosts, reason_for_none, separate_hosts
 from tests.cluster.tasks import Tasks, running
-from tests.markers import further
 from tests.processes import checkpoints_of, result_of
 
 pytestmark = [
@@ -133,41 +132,55 @@ def test_the_weights_are_those_of_one_host(
         hosts.assert_no_process_is_left()
 
 
+def assert_run_ends(hosts: Network, strategy: str, cut: str) -> None:
+    """Cuts off the host of a task that the run needs, and waits for all to end."""
+    flags = (*SYNCHRONOUS[strategy], *TRAINING, *SLOW)
+    with hosts.tasks(*flags, "--set=strategy.peer_timeout_seconds=2") as tasks:
+        tasks.wait_for_checkpoint()
+        hosts.cut_off(cut)
+        assert tasks.exit_codes() == dict.fromkeys(tasks.started, LOST)
+        for name in tasks.started:
+            last = error_lines_of(tasks, name)[-1]
+            assert last.startswith("error: "), name
+            assert last.endswith("--resume=auto to continue the run."), name
+        if cut != CHIEFS[strategy]:
+            assert f"{cut} at " in error_lines_of(tasks, CHIEFS[strategy])[-1]
+        hosts.assert_no_process_is_left()
+
+
+def test_the_run_ends_when_a_host_is_cut_off(tmp_path: pathlib.Path) -> None:
+    """No task on either side waits for ever."""
+    strategy = "multi_worker_mirrored"
+    with network(tmp_path, strategy) as hosts:
+        assert_run_ends(hosts, strategy, "worker-1")
+
+
+# Runs also continue in test_gradient_compression.py, on one host.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("strategy", "cut"),
     [
         ("multi_worker_mirrored", "worker-1"),
-        further("multi_worker_mirrored", "worker-0"),
-        further("parameter_server", "ps-0"),
-        further("parameter_server", "chief-0"),
-        further("parameter_server", "worker-1"),
+        ("multi_worker_mirrored", "worker-0"),
+        ("parameter_server", "ps-0"),
+        ("parameter_server", "chief-0"),
+        ("parameter_server", "worker-1"),
     ],
 )
 def test_the_run_ends_and_goes_on_when_the_host_is_back(
     strategy: str, cut: str, tmp_path: pathlib.Path
 ) -> None:
-    """The run needs every lost task, and no task on either side waits for ever."""
-    flags = (*SYNCHRONOUS[strategy], *TRAINING)
     with network(tmp_path, strategy) as hosts:
-        with hosts.tasks(
-            *flags, *SLOW, "--set=strategy.peer_timeout_seconds=2"
-        ) as tasks:
-            tasks.wait_for_checkpoint()
-            hosts.cut_off(cut)
-            assert tasks.exit_codes() == dict.fromkeys(tasks.started, LOST)
-            for name in tasks.started:
-                last = error_lines_of(tasks, name)[-1]
-                assert last.startswith("error: "), name
-                assert last.endswith("--resume=auto to continue the run."), name
-            if cut != CHIEFS[strategy]:
-                assert f"{cut} at " in error_lines_of(tasks, CHIEFS[strategy])[-1]
-            hosts.assert_no_process_is_left()
+        assert_run_ends(hosts, strategy, cut)
         hosts.connect(cut)
-        with hosts.tasks(*flags, "--resume=auto") as tasks:
+        flags = (*SYNCHRONOUS[strategy], *TRAINING, "--resume=auto")
+        with hosts.tasks(*flags) as tasks:
             assert_as_on_one_host(tasks, strategy)
             hosts.assert_no_process_is_left()
 
 
+# test_task_endings.py suspends a worker, which is as silent, and lets it continue.
+@pytest.mark.exhaustive
 def test_others_go_on_without_a_worker_and_with_it_again(
     tmp_path: pathlib.Path,
 ) -> None:
