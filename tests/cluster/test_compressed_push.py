@@ -114,7 +114,11 @@ def errors_at(run: pathlib.Path, step: int) -> np.ndarray:
     return errors
 
 
-@pytest.mark.parametrize("setting", ["powersgd:2", further("int8"), further("topk:.1")])
+# The test above reads the errors of a checkpoint, and test_gradient_compression.py
+# continues a run with the errors of a checkpoint.
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("setting", ["powersgd:2", "int8", "topk:.1"])
 def test_a_stopped_run_continues_to_the_same_bits(
     setting: str, tmp_path: pathlib.Path
 ) -> None:
