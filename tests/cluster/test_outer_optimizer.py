@@ -25,21 +25,20 @@ NESTEROV = (
     "--outer_optimizer=nesterov",
     "--outer_fragments=2",
     "--eval_every_steps=4",
+    "--train_steps=23",
 )
 
 
 def test_workers_do_what_replicas_of_one_process_do(tmp_path: pathlib.Path) -> None:
-    """The workers stop between two averages. NumPy has checked the one process."""
+    """The workers end between two averages. NumPy has checked the one process."""
     one, run = tmp_path / "one", tmp_path / "run"
     one_process = ("--strategy=parameter_averaging", "--num_replicas=2")
-    train(one, *one_process, *SMALL, *NESTEROV, "--train_steps=23")
-    train(run, *WORKERS, "--num_workers=2", *SMALL, *NESTEROV, "--train_steps=8")
+    train(one, *one_process, *SMALL, *NESTEROV)
+    result = train(run, *WORKERS, "--num_workers=2", *SMALL, *NESTEROV)
     # A kernel has an anchor and an outer momentum, in addition to copies and momenta.
-    kept = variables_of(run, 8, "replicas").values()
+    kept = variables_of(run, 23, "replicas").values()
     assert len([values for values in kept if values.shape == (8, 10)]) == 2
     assert len([values for values in kept if values.shape == (2, 8, 10)]) == 2
-    more = ("--train_steps=23", "--resume=auto", "--steps_per_loop=2")
-    result = train(run, *WORKERS, "--num_workers=2", *SMALL, *NESTEROV, *more)
     # The bound of adam in double precision, because sums have another order.
     assert_same_training(run, one, 23, 1e-10)
     assert result["examples_seen"] == result_of(one)["examples_seen"]
@@ -50,6 +49,18 @@ def test_workers_do_what_replicas_of_one_process_do(tmp_path: pathlib.Path) -> N
         f"in 2 fragments of at most {largest:,} bytes",
         "bytes_per_step_per_replica": round(WEIGHT_BYTES / 5),
     }
+
+
+# tests/conformance/test_outer_optimizer.py has one process that continues, and
+# test_gradient_compression.py workers that continue with what each of them kept.
+@pytest.mark.exhaustive
+def test_workers_that_stop_between_two_averages_go_on(tmp_path: pathlib.Path) -> None:
+    one, run = tmp_path / "one", tmp_path / "run"
+    workers = (*WORKERS, "--num_workers=2", *SMALL, *NESTEROV)
+    train(one, *workers)
+    train(run, *workers, "--train_steps=8")
+    train(run, *workers, "--resume=auto", "--steps_per_loop=2")
+    assert result_of(run)["weights_sha256"] == result_of(one)["weights_sha256"]
 
 
 @pytest.mark.exhaustive
