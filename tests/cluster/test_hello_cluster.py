@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 import re
@@ -14,19 +15,44 @@ import pytest
 from strategies.cluster.probes import is_listening
 from strategies.cluster.spec import Cluster
 from strategies.hello_cluster.__main__ import main
+from strategies.launcher.launch_config import Plan
 from tests import processes
 from tests.cluster.test_confinement import possible
+from tests.markers import further
+from trainers.cli.tensorflow_setup import variables_of_import
+from trainers.config.config import Config
 
 BEGIN = [sys.executable, "-m", "strategies.hello_cluster"]
 
 
-def test_one_worker_prints_12_and_the_other_40(tmp_path: pathlib.Path) -> None:
+def test_one_worker_prints_12_and_the_other_40(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The tasks are forked: the imports of a new task take four seconds of a core."""
+    forking = functools.partial(Plan, starter=processes.templates().starter)
+    monkeypatch.setattr("strategies.hello_cluster.__main__.Plan", forking)
+    # A template forks processes with the environment that it has.
+    of_clusters = Config().replace(strategy="parameter_server")
+    variables = {**processes.environment(), **variables_of_import(of_clusters)}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert main(["hello_cluster"]) == 0
+    assert_prints_12_and_40(*capfd.readouterr())
+
+
+@pytest.mark.exhaustive
+def test_the_command_starts_new_processes(tmp_path: pathlib.Path) -> None:
     with processes.started(folder=tmp_path, begin=BEGIN) as process:
         done = processes.end_of(process)
     assert done.returncode == 0
+    assert_prints_12_and_40(done.stdout, done.stderr)
+    assert list(tmp_path.iterdir()) == []
+
+
+def assert_prints_12_and_40(stdout: str, stderr: str) -> None:
     # Where no private network is possible, a warning says so.
-    assert done.stderr == "" or not possible(())
-    holds, *others = done.stdout.splitlines()
+    assert stderr == "" or not possible(())
+    holds, *others = stdout.splitlines()
     address = re.fullmatch(
         r"ps-0      holds a = 3 and b = 4 at (127\.0\.0\.1:\d+)", holds
     )
@@ -36,11 +62,12 @@ def test_one_worker_prints_12_and_the_other_40(tmp_path: pathlib.Path) -> None:
         "worker-1  sets a = 10: a * b = 40",
         "ended     ps-0, worker-0, worker-1; their ports are free",
     ]
-    assert list(tmp_path.iterdir()) == []
 
 
+# The launcher of this program is that of a training, which other tests stop.
 @pytest.mark.parametrize(
-    ("number", "exit_code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)]
+    ("number", "exit_code"),
+    [(signal.SIGKILL, -signal.SIGKILL), further(signal.SIGINT, 130)],
 )
 def test_tasks_end_with_the_launcher_however_it_ends(
     number: signal.Signals, exit_code: int, tmp_path: pathlib.Path
