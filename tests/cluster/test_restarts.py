@@ -39,6 +39,10 @@ if action == "wait":
     time.sleep(100)
 if action == "stop":
     os.kill(os.getpid(), signal.SIGSTOP)
+if action == "never end":
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    (folder / "ready").touch()
+    time.sleep(100)
 if action == "end when another is back":
     while not any((folder / f"worker-{n}.starts").read_text().count("\\n") > 1
                   for n in (0, 1) if (folder / f"worker-{n}.starts").exists()):
@@ -273,6 +277,25 @@ def test_servers_are_not_waited_for_when_no_chief_is_left_to_dismiss_them(
     assert cluster.run() == 143
     timer.join()
     assert sum(seconds for seconds, jobs in waited if "ps" in jobs) <= 1
+
+
+def test_a_chief_that_does_not_end_in_time_is_killed(tmp_path: pathlib.Path) -> None:
+    cluster = Cluster(tmp_path, {"worker-0": ["never end"]})
+
+    def stop_when_ready() -> None:
+        while not (tmp_path / "ready").exists():
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stopping = threading.Thread(target=stop_when_ready)
+    stopping.start()
+    assert cluster.run(stop_timeout_seconds=0.5) == 143
+    stopping.join()
+    (message,) = cluster.said
+    assert message.startswith(
+        "worker-0 has not ended 0.5 s after SIGTERM, and is killed: a higher "
+        "--set=strategy.stop_timeout_seconds leaves more time"
+    )
 
 
 def test_a_signal_is_passed_on_before_the_launcher_looks_at_its_tasks_again(
