@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import pathlib
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -23,7 +25,7 @@ from tests.cluster.compressed_sums import (
 )
 from tests.cluster.test_averaged_parameters import assert_same_training, variables_of
 from tests.cluster.test_emulated_bandwidth import needs_networks, training
-from tests.markers import further
+from tests.markers import chosen, further
 from tests.processes import metrics_so_far, result_of, train
 from trainers.config.config import Config
 from trainers.experiments.verify.arms import is_comparable
@@ -39,7 +41,7 @@ LINEAR = (
     "--dataset=tests.cluster.linear_loss:data",
     *("--dtype=float64", "--optimizer=sgd", "--learning_rate=1"),
     *("--global_batch_size=4", f"--train_steps={NUM_STEPS}"),
-    "--set=report.record_steps=true",
+    *("--set=report.record_steps=true", "--eval_every_steps=none"),
     "--set=report.histogram_every_steps=none",
 )
 # Results are exact except for the order of sums of a few hundred products in double
@@ -155,19 +157,58 @@ def assert_error_feedback(run: pathlib.Path, methods: Mapping[str, Method]) -> N
         )
 
 
+STOPPED_AT = 3
+
+
+@pytest.fixture(scope="module")
+def trained(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[str], pathlib.Path]:
+    """Returns a function that trains once with a setting, and returns the folder."""
+
+    @functools.cache
+    def run_with(setting: str) -> pathlib.Path:
+        run = tmp_path_factory.mktemp("linear") / "run"
+        train(run, *LINEAR, *flags_of(setting))
+        return run
+
+    return run_with
+
+
+def flags_of(setting: str) -> tuple[str, ...]:
+    return (
+        f"--gradient_compression={setting}",
+        f"--checkpoint_every_steps={STOPPED_AT}",
+    )
+
+
 @pytest.mark.parametrize("setting", METHODS)
 def test_sums_and_errors_are_those_of_the_papers(
-    setting: str, tmp_path: pathlib.Path
+    setting: str, trained: Callable[[str], pathlib.Path]
 ) -> None:
-    run = tmp_path / "run"
-    result = train(run, *LINEAR, f"--gradient_compression={setting}")
-    methods, sent_bytes = METHODS[setting]
+    run = trained(setting)
+    result = result_of(run)
+    methods, sent_bytes = copy.deepcopy(METHODS[setting])
     assert_error_feedback(run, methods)
     assert result["communication"]["bytes_per_step_per_replica"] == sent_bytes
     assert result["communication"]["algorithm"].startswith(
         {"p": "PowerSGD of rank 3", "i": "int8", "t": "largest 6 %"}[setting[0]]
     )
     assert result["traits"]["matches_one_device"] is False
+
+
+# PowerSGD keeps the most: its bases in addition to the errors.
+@pytest.mark.parametrize("setting", chosen(METHODS, ["powersgd:3"]))
+def test_a_run_continues_with_the_errors_of_its_checkpoint(
+    setting: str, trained: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
+) -> None:
+    run = tmp_path / "run"
+    processes.copy_up_to(STOPPED_AT, trained(setting), run)
+    for step in range(STOPPED_AT + 1, NUM_STEPS + 1):
+        (run / f"recording/step-{step:08}.npz").unlink()
+    train(run, *LINEAR, *flags_of(setting), "--resume=auto")
+    methods, _ = copy.deepcopy(METHODS[setting])
+    assert_error_feedback(run, methods)
 
 
 SMALL = (
@@ -245,6 +286,8 @@ model.fit(features, batch_size=16, epochs=2, verbose=0)
 """
 
 
+# The tests above compress one update, and test_same_as_fit.py has steps with several.
+@pytest.mark.exhaustive
 def test_each_of_two_updates_of_a_step_is_compressed(tmp_path: pathlib.Path) -> None:
     """The first one has gradients and no loss, which the last one reports."""
     program = tmp_path / "program.py"
@@ -254,6 +297,7 @@ def test_each_of_two_updates_of_a_step_is_compressed(tmp_path: pathlib.Path) -> 
     assert result["steps"] == 3
 
 
+# The test of errors in a checkpoint compares a continued run with NumPy.
 @pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("setting", ["powersgd:2", "int8", "topk:0.05"])
@@ -295,7 +339,9 @@ def test_other_workers_and_strategies_continue_without_errors(
     assert (result["strategy"], result["steps"]) == ("one_device", 12)
 
 
+# A launcher continues a run as the test above does, and test_lost_tasks.py kills.
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_killed_worker_costs_no_error(tmp_path: pathlib.Path) -> None:
     flags = (
         *RESUMED,
@@ -334,7 +380,8 @@ def test_an_overflow_leaves_nothing_behind(
         *WORKERS,
         "--model=tests.trainers.user_code.half:by_policy",
         "--dataset=tests.trainers.user_code.half:data",
-        *("--train_steps=6", "--summary_every_steps=1"),
+        *("--train_steps=6", "--summary_every_steps=1", "--eval_every_steps=none"),
+        "--set=report.histogram_every_steps=none",
         f"--gradient_compression={setting}",
     )
     run = tmp_path / "run"
