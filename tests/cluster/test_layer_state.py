@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.markers import further
 from tests.processes import train
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+# test_clusters.py trains this model with asynchronous workers, and test_own_model.py
+# another one with synchronous workers. tests/conformance/test_layer_state.py has the
+# strategies of one process, also with overlapping updates.
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.exhaustive]
 
 NUM_STEPS = 460
 FLAGS = (
@@ -20,6 +24,7 @@ FLAGS = (
     f"--train_steps={NUM_STEPS}",
     "--global_batch_size=32",
     "--learning_rate=0.05",
+    "--eval_every_steps=none",
 )
 TWO_WORKERS = ("--num_workers=2",)
 # One device predicts 0.92 of 300 examples right, a guess 0.33. Stale updates may end at
@@ -30,18 +35,14 @@ ROUNDING = NUM_STEPS * 2 * 2.0**-24
 # Ways of updating. With parameter_averaging each replica has its own moving average,
 # with as many updates.
 WAYS = [
-    further(("--strategy=one_device",)),
-    # tests/conformance/test_layer_state.py has towers with overlapping updates.
-    further(("--strategy=tower", "--update=async", "--num_replicas=2")),
-    ("--strategy=parameter_server", "--update=async", *TWO_WORKERS),
-    further(
-        ("--strategy=parameter_server", "--update=async", "--num_ps=2", *TWO_WORKERS)
-    ),
-    further(("--strategy=tower", "--update=sync", "--num_replicas=2")),
-    further(("--strategy=mirrored", "--num_replicas=2")),
-    further(("--strategy=parameter_averaging", "--num_replicas=2")),
-    further(("--strategy=parameter_server", "--update=sync", *TWO_WORKERS)),
-    further(("--strategy=multi_worker_mirrored", *TWO_WORKERS)),
+    ("--strategy=one_device",),
+    ("--strategy=tower", "--update=async", "--num_replicas=2"),
+    ("--strategy=parameter_server", "--update=async", "--num_ps=2", *TWO_WORKERS),
+    ("--strategy=tower", "--update=sync", "--num_replicas=2"),
+    ("--strategy=mirrored", "--num_replicas=2"),
+    ("--strategy=parameter_averaging", "--num_replicas=2"),
+    ("--strategy=parameter_server", "--update=sync", *TWO_WORKERS),
+    ("--strategy=multi_worker_mirrored", *TWO_WORKERS),
 ]
 
 
@@ -62,8 +63,13 @@ def test_every_update_counts_in_moving_statistics(
     way: tuple[str, ...], tmp_path: pathlib.Path
 ) -> None:
     result = train(tmp_path / "run", *way, *FLAGS)
+    assert_every_update_counts(tmp_path / "run", result)
+
+
+def assert_every_update_counts(run: pathlib.Path, result: Mapping[str, Any]) -> None:
+    """Asserts that a run with the flags `FLAGS` has learned and lost no update."""
     assert result["steps"] == NUM_STEPS
-    variances = moving_variances(tmp_path / "run")
+    variances = moving_variances(run)
     expected = np.full(2, 0.99**NUM_STEPS)
     np.testing.assert_allclose(variances[2], expected, rtol=ROUNDING)
     # Features vary by 4 within a class and by 10 / 3 x sqrt(2) between classes.
