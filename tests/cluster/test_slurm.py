@@ -174,6 +174,7 @@ def start(rank: int, folder: pathlib.Path, *flags: str) -> Process:
     return processes.start(*flags, folder=folder, **step)
 
 
+# A process with Slurm's variables cannot be forked. The tests above identify tasks.
 @pytest.mark.cluster
 @pytest.mark.exhaustive
 def test_two_tasks_of_a_step_train_together(tmp_path: pathlib.Path) -> None:
