@@ -82,8 +82,9 @@ atexit.register(pathlib.Path(f"ended-{os.getpid()}").touch)
 """
 
 
+# Every process of the program ends by the same function.
 @pytest.mark.parametrize(
-    ("strategy", "num_processes"), [further("tower", 1), ("multi_worker_mirrored", 2)]
+    ("strategy", "num_processes"), [("tower", 1), further("multi_worker_mirrored", 2)]
 )
 def test_exit_functions_are_called_in_every_process_that_trains(
     strategy: str, num_processes: int, tmp_path: pathlib.Path
