@@ -1,0 +1,95 @@
+"""Causes that recordings prove, and warnings, on made-up recordings of one step.
+
+`test_planted_faults.py` has causes that repetitions find, with real runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainers.config.config import Config
+from trainers.experiments.run_record import read_run
+from trainers.experiments.runner import Executed
+from trainers.experiments.verify.diagnosis import Cause, find_cause
+from trainers.experiments.verify.verdict import Verdict, judge
+from trainers.run_dir.step_recording import RecordedStep, Recording
+
+STEP = RecordedStep(
+    loss=6.0,
+    examples=8,
+    random_layers=0,
+    gradients={"kernel": np.array([3.0, 4.0])},
+    weights={"kernel": np.array([1.0, 2.0])},
+    layer_state={"normalize/moving_mean": np.array([0.5, 0.25])},
+)
+
+
+def executed(folder: pathlib.Path, step: RecordedStep, log: str = "") -> Executed:
+    """Returns a run of two replicas that has recorded one step."""
+    folder.mkdir()
+    content = {"status": "completed", "num_replicas": 2}
+    (folder / "result.json").write_text(json.dumps(content), encoding="utf-8")
+    (folder / "log").write_text(log, encoding="utf-8")
+    Recording(folder).write(1, step)
+    run = read_run(folder, arm=folder.name, seed=0, log=folder / "log")
+    return Executed(Config().replace(strategy="mirrored", dtype="float64"), run)
+
+
+def cause_of(subject: Executed, reference: Executed) -> Cause:
+    """Returns the cause of a difference, for which nothing is repeated."""
+
+    def repeat(name: str, config: Config) -> Executed:
+        raise AssertionError(f"{name} is repeated")
+
+    judgement = judge(subject, reference)
+    assert judgement.verdict is Verdict.DIFFERENT
+    return find_cause("mirrored", subject, reference, judgement, repeat)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (
+            {"gradients": {"kernel": np.array([1.5, 2.0])}},
+            "gradients are 0.5 times those of one_device: averaged over 2 replicas",
+        ),
+        (
+            {"loss": 4.0, "examples": 4},
+            "step 1 counted 4 of 8 examples: some replicas' rows are missing",
+        ),
+        (
+            {
+                "weights": {"kernel": np.array([1.0, 2.5])},
+                "layer_state": {"normalize/moving_mean": np.array([0.4, 0.5])},
+            },
+            "as when only the first replica's are kept",
+        ),
+    ],
+    ids=["averaged twice", "examples", "statistics"],
+)
+def test_a_recording_proves_a_cause(
+    tmp_path: pathlib.Path, changed: dict[str, Any], words: str
+) -> None:
+    reference = executed(tmp_path / "one_device", STEP)
+    subject = executed(tmp_path / "mirrored", dataclasses.replace(STEP, **changed))
+    cause = cause_of(subject, reference)
+    assert words in cause.likely
+    assert cause.tests == ()
+
+
+def test_a_warning_of_a_strategy_alone_is_the_likely_cause(
+    tmp_path: pathlib.Path,
+) -> None:
+    step = dataclasses.replace(STEP, layer_state={"counted/total": np.array(9.0)})
+    both = "warning: the model is small\n"
+    reference = executed(tmp_path / "one_device", step, both)
+    own = "mirrored  2 replicas\nwarning: the state total changes by no mean\n"
+    other = dataclasses.replace(step, layer_state={"counted/total": np.array(4.5)})
+    subject = executed(tmp_path / "mirrored", other, both + own)
+    assert cause_of(subject, reference).likely == "the state total changes by no mean"
