@@ -11,19 +11,21 @@ import jsonschema
 import numpy as np
 import pytest
 
+from strategies.common.errors import ExitCode
 from tests import processes
 from tests.trainers.experiments.verify.mutated_projects import Fault, plant, verify
 from trainers.config.config import Config
 from trainers.experiments.run_record import read_run
 from trainers.experiments.runner import Executed
-from trainers.experiments.verify.keras_arm import judge_keras
+from trainers.experiments.verify.keras_arm import KerasFinding, judge_keras
 from trainers.experiments.verify.verdict import Verdict
+from trainers.modes.verify import _exit_code
 from trainers.run_dir.step_recording import KerasStep, RecordedStep, Recording
 
 pytestmark = pytest.mark.slow
 
 SCHEMA = json.loads((processes.ROOT / "docs/verify.schema.json").read_text("utf-8"))
-SHORT = ("--strategies=one_device", "--train_steps=2")
+SHORT = ("--strategies=one_device", "--train_steps=2", "--jit_compile=off")
 
 # As it was before: the function itself, with labels and predictions as they are, and no
 # check of a few examples.
@@ -46,7 +48,8 @@ def keras_arm(found: dict[str, Any]) -> dict[str, Any]:
     return found["keras"]
 
 
-def test_a_figure_that_only_keras_has_is_named(tmp_path: pathlib.Path) -> None:
+def judged(tmp_path: pathlib.Path, figures: dict[str, float]) -> KerasFinding:
+    """Compares a made-up step, whose loss is 2 and mae 0.5, with figures of Keras."""
     recording = Recording(tmp_path)
     gradients = {"kernel": np.ones(2)}
     recording.write(
@@ -61,10 +64,21 @@ def test_a_figure_that_only_keras_has_is_named(tmp_path: pathlib.Path) -> None:
             metrics={"mae": 0.5},
         ),
     )
-    figures = {"loss": 2.0, "mae": 0.5, "auc": 0.75}
     recording.write_keras(KerasStep(figures=figures, gradients=gradients))
     run = read_run(tmp_path, arm="one_device", seed=0, log=tmp_path / "none.log")
-    found = judge_keras(Executed(Config(), run))
+    return judge_keras(Executed(Config(), run))
+
+
+def test_a_loss_that_is_another_in_keras_is_named(tmp_path: pathlib.Path) -> None:
+    found = judged(tmp_path, {"loss": 2.5, "mae": 0.5})
+    assert found.verdict is Verdict.DIFFERENT
+    assert _exit_code(found, []) is ExitCode.DIFFERENT
+    (line,) = found.explanations()
+    assert line.startswith("loss of the first batch is 2 here and 2.5 in Keras: ")
+
+
+def test_a_figure_that_only_keras_has_is_named(tmp_path: pathlib.Path) -> None:
+    found = judged(tmp_path, {"loss": 2.0, "mae": 0.5, "auc": 0.75})
     assert found.verdict is Verdict.IDENTICAL
     assert found.figures.keys() == {"loss", "mae"}
     (line,) = found.explanations()
@@ -122,6 +136,8 @@ def test_one_device_takes_the_step_of_keras(
     assert final["eval_loss"] is None
 
 
+# Such a loss is not Keras's, as in the first test.
+@pytest.mark.exhaustive
 def test_a_loss_that_is_called_directly_is_found(tmp_path: pathlib.Path) -> None:
     """Labels [n] and predictions [n, 1] gave [n, n], under every strategy alike."""
     plant(tmp_path, CALLED_DIRECTLY)
@@ -132,7 +148,7 @@ def test_a_loss_that_is_called_directly_is_found(tmp_path: pathlib.Path) -> None
     )
     done, found = verify(
         tmp_path,
-        *("--strategies=tower", "--update=sync", "--train_steps=2"),
+        *SHORT,
         *("--model=users_own:guide", "--dataset=users_own:numbers"),
     )
     assert done.returncode == 4, done.stdout + done.stderr
