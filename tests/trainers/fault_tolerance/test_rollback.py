@@ -118,7 +118,7 @@ def test_a_resumed_run_keeps_the_smaller_rate(tmp_path: pathlib.Path) -> None:
 
 # 1 - 0.01 * 30000 is -299, and then -149 and -74: all of them diverge, the first after
 # eight steps.
-HOPELESS = (*DIVERGING, "--weight_decay=30000", "--checkpoint_every_steps=5")
+HOPELESS = (*QUICK, "--weight_decay=30000", "--checkpoint_every_steps=5")
 
 
 def test_a_run_that_diverges_there_again_goes_further_back_and_stops_in_the_end(
@@ -159,6 +159,9 @@ def test_a_run_that_diverges_at_once_goes_back_to_the_beginning(
     assert processes.checkpoints_of(run) == ["step-00000000"]
 
 
+# The last test has it without a run, and ../run_dir/test_checkpoints.py a run that is
+# continued.
+@pytest.mark.exhaustive
 def test_a_damaged_checkpoint_is_passed_over(
     tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,3 +198,17 @@ def test_checkpoints_of_a_training_that_is_given_up_are_removed(
     assert [line.partition(" (")[2] for line in lines] == [
         f"rollback {count} of 9)." for count in (1, 2, 3)
     ]
+
+
+def test_a_damaged_checkpoint_is_no_place_to_go_back_to(tmp_path: pathlib.Path) -> None:
+    kept = Run(tmp_path)
+    for step in (10, 20):
+        kept.save(step)
+    (tmp_path / "step-00000020/variables.index").write_bytes(b"")
+    lines: list[str] = []
+    rollbacks = Rollbacks(kept.checkpoints, LearningRateScale(False), 9, lines.append)
+    assert rollbacks.go_back(DivergedError(25, "the loss is nan at")) is not None
+    assert int(kept.step.numpy()) == 10
+    damaged, line = lines
+    assert damaged.startswith("checkpoint of step 20 is passed over: ")
+    assert "back to step 10, with the learning rate times 0.5" in line
