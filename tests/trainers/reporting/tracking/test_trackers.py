@@ -13,7 +13,10 @@ import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
+from strategies.cluster.spec import Cluster
+from strategies.common.console import Console
 from strategies.common.errors import UsageError
+from tests.conformance.harness import small_config
 from tests.processes import (
     checkpoints_of,
     end_of,
@@ -29,13 +32,17 @@ from tests.processes import (
 from tests.trainers.reporting.tracking.offline_wandb import sessions_below
 from trainers.cli import flags
 from trainers.config.config import Config
+from trainers.config.tracking import TrackingConfig
 from trainers.experiments.arms import arms_of
 from trainers.experiments.command import command_line
 from trainers.experiments.compare.comparison_dir import ComparisonFolder
 from trainers.experiments.compare.execution import config_of
 from trainers.experiments.compare.schedule import schedule
+from trainers.loop.builder import assemble, create_strategy
 from trainers.reporting.tracking.base import TrackedRun, figures_of
 from trainers.reporting.tracking.mlflow import MLflow
+from trainers.reporting.tracking.tracking import Tracking
+from trainers.run_dir.run_dir import RunDir
 
 SMALL = (
     *("--model=mlp", "--hidden_units=8", "--steps_per_loop=10"),
@@ -202,6 +209,8 @@ model.fit(x, x.sum(axis=1), batch_size=16)
 """
 
 
+# The entry of MLflow is begun again below as well.
+@pytest.mark.exhaustive
 def test_several_fits_of_a_program_are_one_entry(
     store: MlflowClient, tmp_path: pathlib.Path
 ) -> None:
@@ -227,6 +236,8 @@ def test_several_fits_of_a_program_are_one_entry(
     assert second.summary["result/steps"] == 8
 
 
+# The next test has no run.
+@pytest.mark.exhaustive
 def test_a_tracker_that_fails_on_the_way_costs_a_warning(
     store: MlflowClient, tmp_path: pathlib.Path
 ) -> None:
@@ -253,13 +264,43 @@ def test_a_tracker_that_fails_on_the_way_costs_a_warning(
 
 
 @pytest.fixture
-def begun(
-    store: MlflowClient, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> MLflow:
-    """Returns the entry of a run in this process, whose environment MLflow changes."""
-    del store
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restores the environment, which MLflow changes."""
     for name in ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "_MLFLOW_TELEMETRY_SESSION_ID"):
         monkeypatch.setenv(name, "2")
+
+
+@pytest.mark.usefixtures("store", "in_this_process")
+def test_a_tracker_that_fails_between_two_reports_costs_a_warning(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = small_config()
+    assembly = assemble(config, create_strategy(config, Cluster()))
+    folder = RunDir(tmp_path / "run")
+    folder.path.mkdir()
+    tracking = Tracking(TrackingConfig(trackers=("mlflow",)), Console())
+    tracking.begin(assembly, folder, versions={}, commit=None)
+    while not (folder.path / "trackers" / "mlflow.json").exists():
+        time.sleep(0.01)
+    for path in tmp_path.glob("mlflow.db*"):
+        path.unlink()
+    # A file in its place that is no database.
+    (tmp_path / "mlflow.db").mkdir()
+    for step in (10, 20, 30):
+        tracking.log("train", {"loss": 1.0}, step)
+    tracking.end({"status": "completed"})
+    tracking.wait()
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert warning.startswith("warning: --trackers=mlflow does not take a report (")
+
+
+@pytest.fixture
+def begun(store: MlflowClient, in_this_process: None, tmp_path: pathlib.Path) -> MLflow:
+    """Returns the entry of a run."""
+    return begun_in(tmp_path)
+
+
+def begun_in(folder: pathlib.Path) -> MLflow:
     tracker = MLflow()
     tracker.begin(
         TrackedRun(
@@ -268,10 +309,26 @@ def begun(
             group=None,
             settings={},
             tags={},
-            folder=tmp_path / "trackers",
+            folder=folder / "trackers",
         )
     )
     return tracker
+
+
+def test_an_entry_that_is_begun_again_is_the_same(
+    store: MlflowClient, begun: MLflow, tmp_path: pathlib.Path
+) -> None:
+    """A program begins it for each fit, and a run when it is continued."""
+    begun.log({"train/loss": 2.0}, 1, 0.0)
+    begun.end("completed", {"steps": 1})
+    again = begun_in(tmp_path)
+    assert only_run(store).info.status == "RUNNING"
+    again.log({"train/loss": 1.5}, 2, 0.0)
+    again.end("completed", {"steps": 2})
+    one = only_run(store)
+    assert one.info.status == "FINISHED"
+    assert history(store, one.info.run_id, "train/loss") == {1: 2.0, 2: 1.5}
+    assert one.data.metrics["result/steps"] == 2
 
 
 def test_mlflow_gets_metrics_of_any_name(store: MlflowClient, begun: MLflow) -> None:
