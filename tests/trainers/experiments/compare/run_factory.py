@@ -108,9 +108,12 @@ class Compare(Protocol):
 def figures_of(config: Config) -> dict[str, Any]:
     """Returns arguments of `make_run` for a run as real ones of the tests are.
 
-    The best learning rate is 0.1, and very large ones diverge. Seeds differ.
+    The best learning rate is 0.1, and very large ones diverge. Seeds differ. Programs
+    have a rate of 0.02.
     """
-    seed, rate = config.run.seed, config.optimizer.learning_rate or 0.0
+    seed, rate = config.run.seed, config.optimizer.learning_rate
+    if config.model.script is not None and "learning_rate" not in config.given:
+        rate = 0.02
     is_slow = config.length.step_delay_milliseconds > 100
     noise = random.Random(f"{seed} {rate} {config.strategy.strategy}").gauss(0.0, 1.0)
     return {

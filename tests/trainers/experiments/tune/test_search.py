@@ -273,14 +273,13 @@ model.fit(rows, rows[:, 0], batch_size=8)
 
 
 def test_the_value_before_the_search_is_that_of_a_program(
-    tmp_path: pathlib.Path,
+    compare: Compare, tmp_path: pathlib.Path
 ) -> None:
     (tmp_path / "program.py").write_text(_PROGRAM)
-    done = processes.run(
+    done = compare(
         *("--mode=compare", "--script=program.py", "--strategies=one_device"),
         *("--seeds=1", "--train_steps=4", "--run_dir=comparison"),
         *("--tune=learning_rate:0.02..0.1", "--tune_runs=2"),
-        folder=tmp_path,
     )
     assert done.returncode == 0, done.stderr
     tuning = conclusion_of(tmp_path / "comparison")["tuning"]
