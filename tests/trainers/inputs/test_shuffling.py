@@ -13,6 +13,7 @@ from hypothesis import strategies as generate
 
 from strategies.common.types import Batch
 from strategies.inner_loop.sharding import row_weights, take_shard
+from tests.markers import further
 from trainers.inputs.batches import SourceBatches
 from trainers.inputs.shuffling import Order
 from trainers.inputs.sources import ArraySource
@@ -125,6 +126,8 @@ def test_shares_put_together_are_the_global_batch_in_order(
         assert sizes[0] >= 1
 
 
+# The next test starts at any step, and knows the batch of a step by itself.
+@pytest.mark.exhaustive
 @few
 @given(lengths, batch_sizes, seeds, generate.integers(0, 20))
 def test_a_run_can_start_at_any_step(
@@ -147,6 +150,9 @@ def test_batches_that_come_in_spans_are_those_of_their_steps(
 ) -> None:
     """Compared with `at`, which knows no spans, for the last of the shares."""
     order = Order(num_examples=num_examples, global_batch_size=batch_size, seed=seed)
+    epoch, step_of_epoch = divmod(first, order.steps_per_epoch)
+    before = epoch * num_examples + step_of_epoch * batch_size
+    assert order.first_example_of_step(first) == before
     source = make_source(num_examples)
     batches = SourceBatches(
         source=source, order=order, first_step=first, last_step=first + 40
@@ -209,7 +215,7 @@ def places_over_epochs(num_examples: int, num_epochs: int) -> np.ndarray:
     return next(iter(firsts.batch(num_epochs))).numpy()
 
 
-@pytest.mark.parametrize("num_examples", [3, 10, 97, 1438])
+@pytest.mark.parametrize("num_examples", [3, *map(further, (10, 97)), 1438])
 def test_no_example_and_no_neighbourhood_is_favoured(num_examples: int) -> None:
     """Counts, over 2000 epochs, the first example and the distance of the second.
 
