@@ -9,9 +9,9 @@ import psutil
 import pytest
 
 from tests import processes
-from tests.markers import further
 
-pytestmark = pytest.mark.slow
+# test_stream.py counts the batches that are read ahead.
+pytestmark = (pytest.mark.slow, pytest.mark.exhaustive)
 
 # Batches of 1 MiB.
 _PROGRAM = """
@@ -65,11 +65,10 @@ def _peak_mib(folder: pathlib.Path, num_batches: int, *flags: str) -> float:
 @pytest.mark.parametrize(
     ("flags", "limit_mib"),
     [
-        (("--strategy=mirrored",), 80),
-        further(("--strategy=mirrored",), 200),
-        further((*_SERVERS, "--update=async"), 200),
-        further((*_SERVERS, "--update=sync"), 200),
-        further(("--strategy=multi_worker_mirrored", "--num_workers=2"), 200),
+        (("--strategy=mirrored",), 200),
+        ((*_SERVERS, "--update=async"), 200),
+        ((*_SERVERS, "--update=sync"), 200),
+        (("--strategy=multi_worker_mirrored", "--num_workers=2"), 200),
     ],
 )
 def test_ten_times_the_data_need_no_more_memory(

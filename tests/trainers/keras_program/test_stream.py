@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import grain
 import keras
 import numpy as np
 import pytest
@@ -87,6 +88,31 @@ def test_no_more_is_read_than_there_are_steps() -> None:
     assert window.features.shape == (3,)
 
 
+@pytest.mark.parametrize(
+    "read", [lambda batches: iter(batches.dataset(0, 2)), StreamBatches.windows]
+)
+def test_no_more_is_read_ahead_than_memory_has_room_for(
+    read: Callable[[StreamBatches], Iterator[Any]],
+) -> None:
+    """1,000 batches of 256 KiB, of which a window has 64 and a span fewer."""
+    num_read = 0
+
+    def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        nonlocal num_read
+        for _ in range(1000):
+            num_read += 1
+            yield np.zeros((64, 1024), "float32"), np.zeros(64, "float32")
+
+    signature = tf.TensorSpec((64, 1024)), tf.TensorSpec((64,))
+    data = tf.data.Dataset.from_generator(batches, output_signature=signature)
+    known = data.apply(tf.data.experimental.assert_cardinality(1000))
+    following = read(_batches(known, 0, 1000))
+    num_read = 0
+    next(following)
+    time.sleep(0.2)
+    assert 0 < num_read < 250
+
+
 def test_replicas_of_one_process_read_together() -> None:
     """A generator can be read once: each replica would get other batches."""
     rows = [np.full((4, 2), index) for index in range(3)]
@@ -162,6 +188,51 @@ def test_batches_are_shuffled_without_the_generator_of_the_program() -> None:
     assert read == order(2)
     assert sorted(read[:6]) == sorted(read[6:]) == list(range(6))
     assert read[:6] != read[6:]
+
+
+class _Sums:
+    """Rows and their sums, by index as Grain reads them."""
+
+    rows = np.random.default_rng(0).normal(size=(50, 4))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        return self.rows[index], self.rows[index].sum(keepdims=True)
+
+
+# Threads that read ahead would outlive the test.
+_WITHOUT_THREADS = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: (
+            grain.MapDataset.source(_Sums())
+            .shuffle(seed=1)
+            .to_iter_dataset(_WITHOUT_THREADS)
+            .batch(20)
+        ),
+        lambda: grain.DataLoader(
+            data_source=_Sums(),
+            sampler=grain.samplers.IndexSampler(50, shuffle=True, seed=1, num_epochs=1),
+            operations=[grain.transforms.Batch(20)],
+            read_options=_WITHOUT_THREADS,
+        ),
+    ],
+    ids=["dataset", "loader"],
+)
+def test_batches_of_grain_are_those_of_each_pass(made: Callable[[], Any]) -> None:
+    opened = open_stream(made(), None, "training data")
+    assert (opened.batch_size, opened.num_batches) == (20, 3)
+    order = Order(num_examples=60, global_batch_size=20, seed=None)
+    found = list(opened.batches(order, 0, 6).dataset(0, 1))
+    expected = [*made(), *made()]
+    for batch, (rows, sums) in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(batch.features, rows)
+        np.testing.assert_array_equal(batch.labels, sums)
 
 
 def _rows(*batch: Any) -> Iterator[Any]:
@@ -247,6 +318,8 @@ def test_a_remainder_that_comes_first_is_not_taken_for_a_batch(kind: str) -> Non
         assert tf.io.parse_tensor(features, tf.int64).numpy().tolist() == [*part]
 
 
+# A generator before another fit, with a compilation that nobody needs for streams.
+@pytest.mark.exhaustive
 def test_a_check_of_compilation_reads_no_batch_of_the_training(
     tmp_path: pathlib.Path,
 ) -> None:
