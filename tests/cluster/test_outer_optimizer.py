@@ -24,7 +24,7 @@ NESTEROV = (
     "--sync_every_steps=5",
     "--outer_optimizer=nesterov",
     "--outer_fragments=2",
-    "--eval_every_steps=4",
+    "--eval_every_steps=9",
     "--train_steps=23",
 )
 

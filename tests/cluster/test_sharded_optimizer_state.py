@@ -34,7 +34,7 @@ ADAMW = (
 )
 NUM_STEPS = 24
 FLAGS = (
-    *(*SMALL, *ADAMW, f"--train_steps={NUM_STEPS}", "--eval_every_steps=5"),
+    *(*SMALL, *ADAMW, f"--train_steps={NUM_STEPS}", "--eval_every_steps=12"),
     "--checkpoint_every_steps=9",
 )
 # The bound of "the same training" for adamw in double precision, docs/numerics.md.

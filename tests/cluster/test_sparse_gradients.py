@@ -29,7 +29,7 @@ FLAGS = (
     "--learning_rate=0.5",
     "--clip_global_norm=0.01",
     "--summary_every_steps=1",
-    "--set=report.histogram_every_steps=10",
+    *("--set=report.histogram_every_steps=10", "--eval_every_steps=10"),
     "--jit_compile=off",
 )
 TABLE_BYTES = 24_000 * 8 * 8
@@ -127,7 +127,10 @@ def test_steps_of_one_call_may_use_different_numbers_of_rows(
 
     Every step uses another number of rows, and the last of ten batches is smaller.
     """
-    one_call = ("--summary_every_steps=20", "--steps_per_loop=20")
+    one_call = (
+        *("--summary_every_steps=20", "--eval_every_steps=none"),
+        "--steps_per_loop=20",
+    )
     result = train(tmp_path / "workers", *TWO_WORKERS, *FLAGS, *one_call)
     assert_same_variables(tmp_path / "workers", reference)
     assert result["seconds"]["input"] >= 0

@@ -11,7 +11,10 @@ from tests.markers import further
 
 pytestmark = pytest.mark.cluster
 
-SHORT = ("--model=mlp", "--hidden_units=8", "--train_steps=20")
+SHORT = (
+    *("--model=mlp", "--hidden_units=8", "--train_steps=20"),
+    *("--eval_every_steps=none", "--set=report.histogram_every_steps=none"),
+)
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,8 @@ def test_xla_compiles_one_program_for_all_calls(tmp_path: pathlib.Path) -> None:
     """The run has an uneven last batch, calls of different lengths, and summaries."""
     done = processes.run(
         *("--model=mlp", "--hidden_units=8", "--train_steps=60", "--jit_compile=auto"),
-        *("--summary_every_steps=7", f"--run_dir={tmp_path / 'run'}"),
+        *("--summary_every_steps=7", "--eval_every_steps=none"),
+        f"--run_dir={tmp_path / 'run'}",
         XLA_FLAGS=f"--xla_dump_to={tmp_path / 'dump'}",
     )
     assert done.returncode == 0, done.stderr
@@ -223,6 +224,7 @@ def test_a_resumed_run_keeps_the_decision_and_every_bit(tmp_path: pathlib.Path) 
     flags = (
         *("--model=mlp", "--hidden_units=8", "--train_steps=40"),
         *("--checkpoint_every_steps=15", "--eval_every_steps=none"),
+        "--set=report.histogram_every_steps=none",
     )
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     expected = processes.train(whole, *flags)

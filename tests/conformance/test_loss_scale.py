@@ -179,15 +179,15 @@ def test_a_layer_in_double_precision_is_trained() -> None:
 
 FLAGS = (
     *(f"--dataset={MODEL}:data", "--optimizer=sgd", f"--learning_rate={half.RATE}"),
-    *("--global_batch_size=12", "--train_steps=8"),
+    *("--global_batch_size=12", "--train_steps=8", "--eval_every_steps=none"),
+    "--set=report.histogram_every_steps=none",
 )
 
 
 def test_a_resumed_run_has_the_scale_of_before(tmp_path: pathlib.Path) -> None:
     flags = (
         *(f"--model={MODEL}:by_policy", *FLAGS, "--strategy=one_device"),
-        *("--checkpoint_every_steps=3", "--eval_every_steps=none"),
-        "--set=report.histogram_every_steps=none",
+        "--checkpoint_every_steps=3",
     )
     whole = train(tmp_path / "whole", *flags)
     copy_up_to(3, tmp_path / "whole", tmp_path / "parts")
