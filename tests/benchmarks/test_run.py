@@ -151,7 +151,10 @@ def test_what_cannot_be_measured_is_refused(arguments: list[str], said: str) -> 
 
 
 SIZE = ("--global_batch_size=64",)
-DATA = ("--model=mlp", "--dataset=synthetic", "--set=data.input_shape=5")
+DATA = (
+    *("--model=mlp", "--dataset=synthetic", "--set=data.input_shape=5"),
+    "--eval_every_steps=none",
+)
 SIDES = {
     "project": Project((*SIZE, *DATA, "--train_steps=60", "--steps_per_loop=10")),
     "peer": Peer(

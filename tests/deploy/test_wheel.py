@@ -136,6 +136,7 @@ def test_packages_of_the_user_keep_their_names(
             installed / "keras-strategies",
             *("--strategy=multi_worker_mirrored", "--num_workers=1"),
             *("--model=models.base:build", "--train_steps=4", "--run_dir=run"),
+            *("--eval_every_steps=none", "--set=report.histogram_every_steps=none"),
         ],
         tmp_path,
     )

@@ -28,6 +28,7 @@ MIRRORED = (
     "--model=tests.fault_injection.normalized_model:model",
     # The delay makes a fault hit the intended step, and not the time after the last.
     "--set=length.step_delay_milliseconds=10",
+    "--eval_every_steps=60",
     *_FLAGS,
 )
 MIRRORED_STEPS = 120

@@ -35,7 +35,11 @@ def test_leftovers_go_when_a_run_begins_and_not_only_when_it_saves(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "run" / "checkpoints"
-    flags = ["main", "--model=mlp", "--jit_compile=off", f"--run_dir={tmp_path}/run"]
+    flags = [
+        *("main", "--model=mlp", "--hidden_units=8", "--jit_compile=off"),
+        *("--eval_every_steps=none", "--set=report.histogram_every_steps=none"),
+        f"--run_dir={tmp_path}/run",
+    ]
     assert main([*flags, "--train_steps=1"]) == 0
     (tmp_path / "run" / "result.json").unlink()
     for name in (".writing-step-00000000", ".writing-step-00000002"):

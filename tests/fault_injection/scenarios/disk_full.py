@@ -25,7 +25,7 @@ FLAGS = (
     "--train_steps=750",
     "--set=length.step_delay_milliseconds=2",
     "--summary_every_steps=50",
-    "--checkpoint_every_steps=50",
+    *("--checkpoint_every_steps=50", "--eval_every_steps=250"),
 )
 
 
