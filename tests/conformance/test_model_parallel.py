@@ -57,7 +57,8 @@ def outcome(**settings: object) -> Outcome:
         further({"pipeline_stages": ("pooling_1", "logits"), "num_microbatches": 5}),
         # 24 examples in 2 rounds of 3 micro-batches have 4 each; the last batch has
         # micro-batches without any.
-        {"num_microbatches": 3, "gradient_accumulation_steps": 2},
+        {"model": "mlp", "num_microbatches": 3, "gradient_accumulation_steps": 2},
+        further({"num_microbatches": 3, "gradient_accumulation_steps": 2}),
         further({"num_microbatches": 3, "jit_compile": "on"}),
     ],
     ids=str,
@@ -65,7 +66,7 @@ def outcome(**settings: object) -> Outcome:
 def test_same_training_as_one_device(settings: dict[str, object]) -> None:
     assert_same_training(
         outcome(strategy="model_parallel", **settings),
-        outcome(strategy="one_device"),
+        outcome(strategy="one_device", model=settings.get("model", "convnet")),
         TOLERANCES["float64", "adamw"],
     )
 
