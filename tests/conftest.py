@@ -38,8 +38,13 @@ LOGICAL_CPUS = 4
 BEGUN_FIRST = ("cluster", "verify", "compare", "fault_injection")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Splits the CPU before any test touches TensorFlow."""
+    # The process of pytest-xdist that only distributes tests waits for its own import
+    # of TensorFlow before it starts the others.
+    if config.getoption("tx", []) and not hasattr(config, "workerinput"):
+        return
+
     import tensorflow as tf
 
     from trainers.cli.tensorflow_setup import adapt_tensorflow
