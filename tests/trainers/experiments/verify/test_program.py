@@ -10,7 +10,7 @@ import pytest
 
 from tests import processes
 from tests.keras_corpus import path_of
-from tests.markers import chosen, further
+from tests.markers import further
 from tests.trainers.experiments.verify.mutated_projects import Fault, plant, verify
 from trainers.run_dir.step_recording import Recording
 
@@ -34,11 +34,42 @@ TWO_FITS = (
 )
 
 
-@pytest.mark.parametrize("program", chosen(VERIFIED, ("noise_of_tensorflow",)))
+# A model that draws numbers of Keras, and those of TensorFlow in its steps.
+_DRAWS = """
+import keras, numpy as np, tensorflow as tf
+
+class Noise(keras.layers.Layer):
+    def call(self, inputs, training=False):
+        noise = tf.random.normal(tf.shape(inputs), dtype=inputs.dtype)
+        return inputs + noise if training else inputs
+
+rows = np.random.default_rng(0).random((32, 3))
+layers = [keras.layers.Dropout(0.5), Noise(), keras.layers.Dense(1)]
+model = keras.Sequential([keras.Input((3,)), *layers])
+model.compile("adam", "mse")
+model.fit(rows, rows[:, 0], batch_size=8, epochs=2)
+"""
+
+
+def test_a_program_that_draws_trains_as_by_fit(tmp_path: pathlib.Path) -> None:
+    program = tmp_path / "draws.py"
+    program.write_text(_DRAWS)
+    _check_trains_as_by_fit(tmp_path, program, num_fits=1)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("program", VERIFIED)
 def test_a_program_trains_as_by_fit(tmp_path: pathlib.Path, program: str) -> None:
+    num_fits = 2 if program in TWO_FITS else 1
+    _check_trains_as_by_fit(tmp_path, path_of(program), num_fits)
+
+
+def _check_trains_as_by_fit(
+    tmp_path: pathlib.Path, program: pathlib.Path, num_fits: int
+) -> None:
     done, found = verify(
         tmp_path,
-        *(f"--script={path_of(program)}", "--strategies=mirrored"),
+        *(f"--script={program}", "--strategies=mirrored"),
         *("--num_replicas=3", "--train_steps=8"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -47,7 +78,7 @@ def test_a_program_trains_as_by_fit(tmp_path: pathlib.Path, program: str) -> Non
     verdicts = {entry["name"]: entry["verdict"] for entry in found["strategies"]}
     assert set(verdicts) == {"one_device", "mirrored"}
     assert set(verdicts.values()) <= {"identical", "equivalent"}
-    assert found["steps"] == 8 * (2 if program in TWO_FITS else 1)
+    assert found["steps"] == 8 * num_fits
     assert "from Keras's own fit" in done.stdout
 
 
@@ -114,6 +145,8 @@ def test_a_fault_that_all_strategies_share_is_found(
     assert done.returncode == (4 if one_device == "different" else 0)
 
 
+# The first fault is planted in a training with a smaller last batch, too.
+@pytest.mark.exhaustive
 def test_fit_counts_the_examples_of_a_smaller_batch(tmp_path: pathlib.Path) -> None:
     """A difference is put down to lost examples if two runs count them otherwise."""
     program = tmp_path / "uneven.py"
@@ -147,6 +180,8 @@ model.fit(rows, rows[:, 0], batch_size=8)
 """
 
 
+# test_diagnosis.py has the log of such a run.
+@pytest.mark.exhaustive
 def test_a_warning_of_a_strategy_alone_is_the_likely_cause(
     tmp_path: pathlib.Path,
 ) -> None:

@@ -26,6 +26,14 @@ _FILES = {"dataset": "tfrecord", "data_path": "a", "eval_data_path": "b"}
             {"strategy": "parameter_server", "update": "sync", "backup_workers": 1},
             "--backup_workers=1",
         ),
+        (
+            {
+                "strategy": "multi_worker_mirrored",
+                "num_workers": 2,
+                "gradient_compression": "int8",
+            },
+            "--gradient_compression=int8 sums ",
+        ),
     ],
 )
 def test_the_reason_names_the_setting(settings: dict[str, Any], words: str) -> None:

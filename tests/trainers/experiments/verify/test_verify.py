@@ -70,6 +70,9 @@ def test_strategies_of_one_process_train_the_same(
             assert verdict == "not comparable"
         else:
             assert verdict in ("identical", "equivalent")
+    asynchronous = entries(found)["tower-async"]
+    assert asynchronous["staleness"]["max"] >= 0
+    assert "older weights: by so many updates, mean " in done.stdout
     words = "change copies of the weights of their own"
     assert (words in done.stdout) == ("parameter_averaging" in names)
     assert found["steps"] == 5
@@ -95,10 +98,12 @@ def test_the_reference_takes_whole_batches_and_strategies_what_suits_them() -> N
     assert reference_of(config).config.strategy.gradient_accumulation_steps == 1
 
 
+# Verdicts are those of towers, which wait for each other or not.
 @pytest.mark.slow
 @pytest.mark.cluster
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    "others", [(), further(("multi_worker_mirrored",))], ids=["servers", "all"]
+    "others", [(), ("multi_worker_mirrored",)], ids=["servers", "all"]
 )
 def test_strategies_of_several_processes(
     others: tuple[str, ...], tmp_path: pathlib.Path
@@ -120,13 +125,15 @@ def test_strategies_of_several_processes(
     assert "older weights: by so many updates, mean " in done.stdout
 
 
+# test_reasons.py has the reason.
 @pytest.mark.slow
 @pytest.mark.cluster
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "flags",
     [
         ("--strategies=multi_worker_mirrored",),
-        further(("--strategies=parameter_server", "--update=sync")),
+        ("--strategies=parameter_server", "--update=sync"),
     ],
     ids=["workers", "servers"],
 )
@@ -192,7 +199,7 @@ def test_a_strategy_that_crashes_does_not_hide_the_others(
 
 def test_divergence_leaves_nothing_to_compare(tmp_path: pathlib.Path) -> None:
     done = processes.run(
-        *("--mode=verify", "--run_dir=verified", "--strategies=tower", *SMALL),
+        *("--mode=verify", "--run_dir=verified", "--strategies=one_device", *SMALL),
         *("--optimizer=sgd", "--learning_rate=1e38", "--dtype=float32"),
         folder=tmp_path,
     )
