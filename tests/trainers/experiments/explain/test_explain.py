@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 
 from tests import processes
+from tests.markers import further
 from tests.trainers.experiments.explain.planted import HEALTHY, PLANTS, Plant
 from trainers.cli.flags import parse
 from trainers.experiments.explain.causes import LIMITS
@@ -109,13 +110,22 @@ for rate in (0.1, 0.01):
 """
 
 
-@pytest.mark.slow
-def test_a_program_is_explained_by_its_last_fit(tmp_path: pathlib.Path) -> None:
-    program = tmp_path / "two_fits.py"
+Explained = tuple[pathlib.Path, dict[str, Any], subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def of_a_program(tmp_path_factory: pytest.TempPathFactory) -> Explained:
+    """Returns the folder, explain.json and the output of a program's explanation."""
+    program = tmp_path_factory.mktemp("program") / "two_fits.py"
     program.write_text(_TWO_FITS)
-    folder = tmp_path / "explained"
+    folder = program.parent / "explained"
     flags = (f"--script={program}", "--strategy=mirrored")
-    content, done = explained(folder, Plant("", flags))
+    return folder, *explained(folder, Plant("", flags))
+
+
+@pytest.mark.slow
+def test_a_program_is_explained_by_its_last_fit(of_a_program: Explained) -> None:
+    _, content, done = of_a_program
     assert (content["model"], content["dataset"]) == (
         "two_fits.py",
         "of the program",
@@ -127,12 +137,10 @@ def test_a_program_is_explained_by_its_last_fit(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_page_the_trace_and_the_line(tmp_path: pathlib.Path) -> None:
+def test_the_page_the_trace_and_the_line(of_a_program: Explained) -> None:
     playwright = pytest.importorskip("playwright.sync_api")
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    folder = tmp_path / "explained"
-    flags = ("--strategy=mirrored", "--model=mlp", "--train_steps=80")
-    content, done = explained(folder, Plant("", flags))
+    folder, content, done = of_a_program
     lines = done.stdout.splitlines()
     (table,) = (n for n, line in enumerate(lines) if line.startswith("% of time"))
     assert all(len(line) <= 80 for line in lines[table : table + 3])
@@ -180,7 +188,7 @@ def test_the_page_the_trace_and_the_line(tmp_path: pathlib.Path) -> None:
         # Only the run finds out that there is no such archive.
         ("--dataset=cifar10", "--data_path=missing"),
         # Only its phases show that it was too short.
-        ("--model=mlp", "--train_steps=2"),
+        further(("--model=mlp", "--train_steps=2")),
     ],
     ids=["by the run", "after the run"],
 )
