@@ -153,8 +153,11 @@ def test_short_runs_here_predict_a_larger_cluster(
     assert len(warnings) == (kind == "ring" and not has_links)
 
 
+# The first test has the rates that are asked for, and tests/cluster/
+# test_emulated_bandwidth.py that an emulated network has its rate.
 @pytest.mark.slow
 @pytest.mark.cluster
+@pytest.mark.exhaustive
 @needs_networks
 def test_runs_over_links_take_the_time_of_their_bytes(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
