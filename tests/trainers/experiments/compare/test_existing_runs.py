@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from tests.markers import further
 from tests.processes import ROOT, contents, run_words
 from tests.trainers.experiments.compare.run_factory import make_arm, make_run
 from trainers.experiments.compare import report
@@ -255,13 +256,13 @@ def test_an_arm_that_failed_is_reported_beside_the_others(
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("result.json", None),
+        further("result.json", None),
         ("result.json", b'{"schema_version": 1, "status": "compl'),
         ("result.json", b'{"status": "completed"}'),
-        ("result.json", b"\xff\xfe"),
+        further("result.json", b"\xff\xfe"),
         ("metrics.jsonl", b'{"step": 10, "train_loss": 0.1}\n{"step": 20, "tra'),
         ("metrics.jsonl", b'{"step": 10, "seconds": 3, "step_milliseconds": []}\n'),
-        ("metrics.jsonl", None),
+        further("metrics.jsonl", None),
         ("measured.json", b"[]"),
     ],
 )

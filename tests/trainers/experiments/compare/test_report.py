@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pathlib
 import re
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.markers import chosen
 from tests.processes import ROOT
 from tests.trainers.experiments.compare.run_factory import make_arm
 from trainers.main import main
@@ -106,8 +108,14 @@ def luminance(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("scheme", "width"),
+    # Neither depends on the other.
+    chosen(
+        itertools.product(("light", "dark"), WIDTHS),
+        [*zip(("light", "dark"), WIDTHS, strict=True)],
+    ),
+)
 def test_a_browser_shows_it_light_and_dark(
     report: pathlib.Path, scheme: str, width: int
 ) -> None:
