@@ -116,6 +116,8 @@ def test_divergence_names_the_step_and_keeps_the_checkpoints_before_it(
     assert processes.result_of(run)["weights_sha256"] == result["weights_sha256"]
 
 
+# The test before has a line and a checkpoint, and test_rollback.py diverges at once.
+@pytest.mark.exhaustive
 def test_divergence_at_once_is_one_line_and_leaves_finite_weights(
     tmp_path: pathlib.Path,
 ) -> None:

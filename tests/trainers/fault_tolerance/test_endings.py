@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 
+import pytest
 import tensorflow as tf
 
 from tests import processes
@@ -36,6 +37,8 @@ def test_weights_that_overflow_in_the_last_step_are_not_a_success(
     assert list((run_dir / "checkpoints").iterdir()) == []
 
 
+# test_divergence_and_signals.py has a run that diverges between two summaries.
+@pytest.mark.exhaustive
 def test_divergence_before_the_step_that_was_to_be_observed(
     tmp_path: pathlib.Path,
 ) -> None:
@@ -50,6 +53,8 @@ def test_divergence_before_the_step_that_was_to_be_observed(
     assert len(done.stderr.splitlines()) == 1
 
 
+# ../loop/test_evaluation.py has such a run whose figures are all the same.
+@pytest.mark.exhaustive
 def test_a_run_killed_before_its_result_is_finished_with_all_figures(
     tmp_path: pathlib.Path,
 ) -> None:
