@@ -16,7 +16,7 @@ from strategies.cluster.spec import Cluster
 from tests import processes
 from tests.conformance.harness import in_one_process
 from tests.event_files import read_events
-from tests.markers import chosen, further
+from tests.markers import further
 from tests.processes import metrics_of, result_of, train
 from tests.trainers.user_code import factories
 from trainers.config.config import Config
@@ -68,7 +68,9 @@ def test_default_interval(settings: dict[str, int], expected: int | None) -> Non
     assert assembled(**settings).eval_every_steps == expected
 
 
-@pytest.mark.parametrize("strategy", chosen(in_one_process(), ["parameter_averaging"]))
+# The next test has the rows of one device, and the last one those of processes.
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("strategy", in_one_process())
 def test_a_run_is_evaluated_ten_times_by_default(
     strategy: str, tmp_path: pathlib.Path
 ) -> None:

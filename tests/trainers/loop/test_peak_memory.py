@@ -23,6 +23,8 @@ LARGE_BATCH = (
 )
 
 
+# It takes a gigabyte.
+@pytest.mark.exhaustive
 def test_the_peak_is_not_that_of_the_process_that_started_this_one() -> None:
     starts = """
 import subprocess, sys

@@ -24,6 +24,7 @@ TRAINED = (
     *("--model=mlp", "--hidden_units=16", "--train_steps=60", "--learning_rate=0.003"),
     # 359 examples: no evaluation step divides evenly.
     *("--set=report.eval_global_batch_size=100", "--eval_every_steps=30"),
+    "--jit_compile=off",
 )
 
 
@@ -40,12 +41,13 @@ def predicted(run_dir: pathlib.Path) -> np.ndarray:
 @pytest.mark.parametrize(
     "flags",
     [
-        further(("--strategy=one_device",)),
+        ("--strategy=one_device",),
         further(("--strategy=mirrored", "--num_replicas=3")),
         further(("--strategy=tower", "--num_replicas=3", "--update=async")),
+        # Counts are sums over replicas and workers, as the loss and all metrics are.
         pytest.param(
             ("--strategy=parameter_server", "--num_workers=2"),
-            marks=pytest.mark.cluster,
+            marks=(pytest.mark.cluster, pytest.mark.exhaustive),
         ),
         pytest.param(
             ("--strategy=multi_worker_mirrored", "--num_workers=2"),

@@ -13,7 +13,6 @@ import tensorflow as tf
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import UsageError
 from tests.conformance.harness import small_config
-from tests.markers import further
 from tests.trainers.user_code.factories import Nested
 from trainers.cli import flags
 from trainers.loop.builder import assemble, create_strategy
@@ -65,7 +64,9 @@ def test_a_large_model_gets_as_much_as_it_has() -> None:
     assert MOST_BYTES > 4 * (5 + 1) * 100_000
 
 
-@pytest.mark.parametrize("strategy", ["mirrored", further("tower")])
+# Each weight has a gradient, as the next test shows, and gradients are sent.
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("strategy", ["mirrored", "tower"])
 def test_it_is_sent_and_the_training_is_the_same(
     strategy: str, tmp_path: pathlib.Path
 ) -> None:
