@@ -306,10 +306,7 @@ def test_the_terminal_shows_progress_figures_folder_and_command(run: Run) -> Non
         assert "the CPU split into 2 logical devices (no GPU found)" in lines[0]
 
 
-def test_the_configuration_of_a_run_is_accepted_back(
-    run: Run, tmp_path: pathlib.Path
-) -> None:
-    """And says the same. So it is the same training, to the last bit."""
+def test_the_configuration_of_a_run_is_accepted_back(run: Run) -> None:
     strategy, folder, _ = run
     back = flags.parse(["main", f"--config={folder / 'config.json'}"])
     asked = flags.parse(
@@ -317,6 +314,14 @@ def test_the_configuration_of_a_run_is_accepted_back(
     )
     # Another strategy may come with the file, for which `auto` decides again.
     assert back == asked
+
+
+# The same configuration gives the same bits, as in ../run_dir/test_resume.py.
+@pytest.mark.exhaustive
+def test_the_configuration_of_a_run_trains_the_same_to_the_last_bit(
+    run: Run, tmp_path: pathlib.Path
+) -> None:
+    strategy, folder, _ = run
     # One strategy, the default of `make train`, stands for all.
     if strategy == "mirrored":
         again = train(tmp_path / "again", f"--config={folder / 'config.json'}")
