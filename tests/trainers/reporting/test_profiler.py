@@ -55,6 +55,8 @@ def test_a_trace_has_the_steps_and_no_others(
     assert times_seen(trace, ":SparseSoftmaxCrossEntropyWithLogits") == 6 * replicas
 
 
+# The end of a run ends a trace, as its second step does.
+@pytest.mark.exhaustive
 def test_a_run_that_ends_before_writes_what_there_is_and_is_the_same(
     tmp_path: pathlib.Path,
 ) -> None:
@@ -67,6 +69,8 @@ def test_a_run_that_ends_before_writes_what_there_is_and_is_the_same(
     assert one["weights_sha256"] == other["weights_sha256"]
 
 
+# A resumed run traces as any other, from a step that is after the first one.
+@pytest.mark.exhaustive
 def test_a_run_that_is_resumed_between_the_two_steps_has_none(
     tmp_path: pathlib.Path,
 ) -> None:
