@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from strategies.common.errors import UsageError
 from tests import processes
-from tests.markers import chosen
+from tests.markers import chosen, further
 from trainers.run_dir import checkpoint_manifest, checkpoints
 from trainers.run_dir.checkpoint_names import checkpoints_in
 from trainers.run_dir.checkpoints import Checkpoints, weights_sha256
@@ -233,7 +233,7 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("keep", [1, 2])
+@pytest.mark.parametrize("keep", [1, further(2)])
 def test_a_run_killed_while_saving_has_a_whole_checkpoint(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, moment: str, keep: int
 ) -> None:

@@ -77,6 +77,9 @@ def test_a_run_killed_at_any_moment_resumes_to_the_same_weights(
     assert steps_of(killed) == steps_of(undisturbed)
 
 
+# A signal before the first step leaves such a run as well, in
+# ../fault_tolerance/test_divergence_and_signals.py.
+@pytest.mark.exhaustive
 def test_a_run_without_checkpoints_begins_again(
     tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
