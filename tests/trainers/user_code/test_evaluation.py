@@ -23,7 +23,8 @@ def test_it_is_that_of_the_exported_model(model: str, tmp_path: pathlib.Path) ->
     """Labels are [n], predictions [n, 1]; weights and activations have penalties."""
     flag = f"--model=tests.trainers.user_code.factories:{model}"
     run_folder = tmp_path / "run"
-    result = train(run_folder, flag, DATASET, "--train_steps=3", "--export=keras")
+    short = ("--train_steps=3", "--jit_compile=off")
+    result = train(run_folder, flag, DATASET, *short, "--export=keras")
     in_keras = getattr(factories, model)()
     in_keras.load_weights(run_folder / "export/last.keras")
     _, (features, labels) = factories.numbers_twice()

@@ -8,7 +8,6 @@ import pathlib
 import pytest
 
 from strategies import registry
-from tests.markers import further
 from tests.processes import ROOT, run, run_module, train
 from tests.trainers.experiments.verify.mutated_projects import verify
 
@@ -30,17 +29,19 @@ def flags_of(example: str) -> list[str]:
     return found + [f"--dataset=examples.{example}:{dataset}"] * (dataset is not None)
 
 
+# The last tests train with two of the examples, and test_outside.py verifies a model.
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("example", "strategies"),
     [
-        further("text_classifier", "parameter_server"),
-        further("text_classifier", "tower"),
+        ("text_classifier", "parameter_server"),
+        ("text_classifier", "tower"),
         ("multi_output", "mirrored"),
-        further("multi_output", "parameter_server"),
-        further("text_classifier", ",".join(SAME)),
-        further("multi_output", "tower,multi_worker_mirrored"),
-        further("moved_from_fit", ",".join(SAME)),
+        ("multi_output", "parameter_server"),
+        ("text_classifier", ",".join(SAME)),
+        ("multi_output", "tower,multi_worker_mirrored"),
+        ("moved_from_fit", ",".join(SAME)),
     ],
 )
 def test_an_example_trains_the_same_under_each_strategy(
@@ -110,7 +111,7 @@ def test_a_run_is_evaluated_with_the_functions_that_flags_name(
     tmp_path: pathlib.Path,
 ) -> None:
     flags = flags_of("multi_output")
-    train(tmp_path / "run", *flags, "--train_steps=5")
+    train(tmp_path / "run", *flags, "--train_steps=5", "--jit_compile=off")
     place = ["--mode=evaluate", f"--run_dir={tmp_path / 'run'}"]
     done = run(*place, *flags)
     assert done.returncode == 0, done.stderr

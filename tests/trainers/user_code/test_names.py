@@ -112,6 +112,7 @@ def test_it_is_said_if_the_model_was_compiled_with_another_optimizer(
         encoding="utf-8",
     )
     words = ["--model=mine:model", f"--dataset={DATA}", "--train_steps=2"]
+    words += ["--jit_compile=off"]
     place = f"--run_dir={tmp_path / 'run'}"
     done = run(*words, given, place, folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -122,7 +123,8 @@ def test_it_is_said_if_the_model_was_compiled_with_another_optimizer(
     ) in done.stderr
 
 
-@pytest.mark.parametrize("strategy", [further("one_device"), "multi_worker_mirrored"])
+# ../keras_program/test_callbacks_of_run.py has a file that several workers read.
+@pytest.mark.parametrize("strategy", ["one_device", further("multi_worker_mirrored")])
 def test_a_factory_is_found_in_a_file(tmp_path: pathlib.Path, strategy: str) -> None:
     """Its name may be that of a package of this project, and it imports a neighbour."""
     folder = tmp_path / "my models"
@@ -143,7 +145,8 @@ def test_a_factory_is_found_in_a_file(tmp_path: pathlib.Path, strategy: str) -> 
         encoding="utf-8",
     )
     given = [f"--{name}=my models/models.py:{f}" for name, f in _NAMES]
-    done = run(*given, f"--strategy={strategy}", "--train_steps=2", folder=tmp_path)
+    few = ("--train_steps=2", "--jit_compile=off")
+    done = run(*given, f"--strategy={strategy}", *few, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     (made,) = (tmp_path / "runs").iterdir()
     assert "models.py-model" in made.name

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conformance.harness import Layout, Subject, small_config
 from tests.markers import further
-from tests.processes import run, train
+from tests.processes import result_of, run, train
 from tests.trainers.user_code import outside
 
 FACTORIES = (
@@ -52,9 +52,8 @@ def subject(strategy: str, name: str, num_replicas: int) -> Subject:
     ("name", "strategy"),
     [
         *((name, "mirrored") for name in SHOWN),
-        ("backbone", "tower"),
         *(further(name, "mirrored") for name in FACTORIES if name not in SHOWN),
-        *(further(name, "tower") for name in FACTORIES if name != "backbone"),
+        *(further(name, "tower") for name in FACTORIES),
     ],
 )
 def test_they_are_trained_as_on_one_device(name: str, strategy: str) -> None:
@@ -76,37 +75,45 @@ def test_they_keep_the_weights_that_the_module_gave_them() -> None:
     assert len(scale.value.values) == 2
 
 
-def test_the_seed_of_the_run_decides_what_a_module_makes(
-    tmp_path: pathlib.Path,
-) -> None:
-    flags = (
-        "--model=tests.trainers.user_code.outside:whole",
-        "--dataset=tests.trainers.user_code.factories:arrays",
-        *("--train_steps=2", "--global_batch_size=8"),
+def flags_of(name: str) -> tuple[str, ...]:
+    return (
+        f"--model=tests.trainers.user_code.outside:{name}",
+        *("--dataset=tests.trainers.user_code.factories:arrays", "--export=keras"),
+        *("--train_steps=4", "--global_batch_size=8", "--seed=3"),
     )
-    first = train(tmp_path / "first", *flags, "--strategy=mirrored", "--seed=3")
-    again = train(tmp_path / "again", *flags, "--strategy=tower", "--seed=3")
+
+
+@pytest.fixture(scope="module", params=["whole", further("built_layer")])
+def exported(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, pathlib.Path]:
+    """Returns the name of a factory, and the folder of a run of its model."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    train(folder, *flags_of(request.param), "--strategy=mirrored")
+    return request.param, folder
+
+
+def test_the_seed_of_the_run_decides_what_a_module_makes(
+    exported: tuple[str, pathlib.Path], tmp_path: pathlib.Path
+) -> None:
+    name, folder = exported
+    again = train(tmp_path / "again", *flags_of(name), "--strategy=tower")
+    first = result_of(folder)
     assert first["initial_weights_sha256"] == again["initial_weights_sha256"]
 
 
-@pytest.mark.parametrize(
-    "name", ["whole", further("built_layer"), "layer_of_a_subclass"]
-)
-def test_an_export_has_what_was_trained(name: str, tmp_path: pathlib.Path) -> None:
+def test_an_export_has_what_was_trained(exported: tuple[str, pathlib.Path]) -> None:
     """It is a separate model, although its layers belong to the run's model."""
-    done = run(
-        f"--model=tests.trainers.user_code.outside:{name}",
-        *("--dataset=tests.trainers.user_code.factories:arrays", "--export=keras"),
-        *("--strategy=mirrored", "--train_steps=4", "--global_batch_size=8"),
-        f"--run_dir={tmp_path / 'run'}",
-    )
-    if name == "layer_of_a_subclass":
-        assert done.returncode == 2, done.stderr
-        assert "make all layers inside of the function" in done.stderr
-        return
-    assert done.returncode == 0, done.stderr
-    exported = keras.saving.load_model(tmp_path / "run" / "export" / "last.keras")
-    assert exported.count_params() > 0
+    _, folder = exported
+    model = keras.saving.load_model(folder / "export" / "last.keras")
+    assert model.count_params() > 0
+
+
+def test_a_layer_of_a_subclass_cannot_be_exported(tmp_path: pathlib.Path) -> None:
+    words = (*flags_of("layer_of_a_subclass"), f"--run_dir={tmp_path / 'run'}")
+    done = run(*words, "--strategy=mirrored")
+    assert done.returncode == 2, done.stderr
+    assert "make all layers inside of the function" in done.stderr
 
 
 @pytest.mark.slow
