@@ -18,7 +18,10 @@ import trainers
 from strategies.common.errors import UsageError
 from tests import processes
 
-SMALL = trainers.configure(model="mlp", hidden_units=[8], train_steps=20)
+# A compilation takes longer than these steps.
+SMALL = trainers.configure(
+    model="mlp", hidden_units=[8], train_steps=20, jit_compile="off"
+)
 
 
 def test_a_run_is_that_of_the_command_line(
@@ -26,7 +29,8 @@ def test_a_run_is_that_of_the_command_line(
 ) -> None:
     here = trainers.train(SMALL, run_dir=str(tmp_path / "here"))
     there = processes.train(
-        tmp_path / "there", "--model=mlp", "--hidden_units=8", "--train_steps=20"
+        tmp_path / "there",
+        *("--model=mlp", "--hidden_units=8", "--train_steps=20", "--jit_compile=off"),
     )
     assert here.result["weights_sha256"] == there["weights_sha256"]
     assert here.status == "completed"
@@ -83,7 +87,7 @@ def test_an_interrupt_ends_the_run_after_a_checkpoint(tmp_path: pathlib.Path) ->
     code = (
         "import sys, trainers\n"
         "result = trainers.train(model='mlp', train_steps=10**6, run_dir='run',\n"
-        "    step_delay_milliseconds=5, summary_every_steps=5)\n"
+        "    step_delay_milliseconds=5, summary_every_steps=5, jit_compile='off')\n"
         "print('status', result.status, result.result['steps'])\n"
     )
     begin = [sys.executable, "-c", code]
