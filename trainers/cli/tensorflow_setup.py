@@ -44,13 +44,11 @@ def check_backend(environment: Mapping[str, str]) -> None:
 
 
 def _keras_settings(environment: Mapping[str, str]) -> pathlib.Path:
-    home = environment.get("KERAS_HOME")
-    if home is not None:
-        return pathlib.Path(home, "keras.json").expanduser()
-    base = pathlib.Path("~").expanduser()
-    return (base if os.access(base, os.W_OK) else pathlib.Path("/tmp")) / (
-        ".keras/keras.json"
-    )
+    # Unlike `Path.expanduser`, it raises nothing for a user without a home.
+    home = os.path.expanduser("~")
+    folder = f"{home if os.access(home, os.W_OK) else '/tmp'}/.keras"
+    folder = os.path.expanduser(environment.get("KERAS_HOME", folder))
+    return pathlib.Path(folder, "keras.json")
 
 
 def _backend_in(path: pathlib.Path) -> Any:

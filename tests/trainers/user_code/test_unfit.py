@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import pathlib
+import pwd
 
 import pytest
 
 from tests.processes import ROOT, run
+from trainers.cli.tensorflow_setup import check_backend
 from trainers.main import main
 
 UNFIT = "tests.trainers.user_code.unfit"
@@ -197,6 +199,18 @@ def test_what_is_said_of_the_backend_helps(tmp_path: pathlib.Path) -> None:
     write_settings(tmp_path, backend="jax")
     settled = {"KERAS_HOME": str(tmp_path), "KERAS_BACKEND": "tensorflow"}
     assert run("--mode=devices", folder=ROOT, **settled).returncode == 0
+
+
+def test_a_user_without_a_home_has_no_settings_of_keras(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def find_nobody(number: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    # As in a container, whose user may be a number without a name.
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", find_nobody)
+    check_backend({})
 
 
 def test_settings_that_keras_refuses_are_named(tmp_path: pathlib.Path) -> None:
