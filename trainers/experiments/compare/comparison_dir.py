@@ -124,7 +124,11 @@ class ComparisonFolder:
                 self._check_continues(existing, plan)
                 if seeds is not None:
                     plan["looks"] = self._extended(existing["looks"], seeds)
-            elif self.path.exists() and any(self.path.iterdir()):
+            elif self.path.exists() and any(
+                # All that a comparison leaves which is killed as it writes its plan.
+                path.name != f".{PLAN}.writing"
+                for path in self.path.iterdir()
+            ):
                 raise UsageError(
                     f"--run_dir={self.path} holds files that are not a comparison: "
                     "choose a new or empty folder."

@@ -28,3 +28,13 @@ def test_a_given_default_does_not_continue_what_the_program_decided(
     assert main([*words, "--global_batch_size=64"]) == 2
     refusal = capsys.readouterr().err
     assert "--global_batch_size=64 of keras (was the program's)" in refusal
+
+
+def test_a_comparison_that_was_killed_as_it_wrote_its_plan_is_begun_again(
+    tmp_path: pathlib.Path,
+) -> None:
+    words = ("trainers", "--mode=compare", "--strategies=one_device,tower")
+    arms = arms_of(flags.parse(words))
+    (tmp_path / ".plan.json.writing").write_text('{"schema_version"')
+    assert not ComparisonFolder(str(tmp_path)).begin(arms, 0, (1, 1)).is_continued
+    assert ComparisonFolder(str(tmp_path)).begin(arms, 0, (1, 1)).is_continued
