@@ -88,12 +88,17 @@ class Execution:
         return measured.exit_code
 
     def _read(self, turn: Turn) -> Run:
-        return read_run(
+        run = read_run(
             self._folder.run_path(turn),
             arm=turn.arm.name,
             seed=turn.seed or 0,
             log=self._folder.log_path(turn),
         )
+        if run.measured:
+            return run
+        # A comparison that is killed or stopped at the end of a run, which may be
+        # complete, has not measured it.
+        return dataclasses.replace(run, status="failed")
 
 
 def config_of(turn: Turn, folder: ComparisonFolder) -> Config:
