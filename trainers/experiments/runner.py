@@ -235,9 +235,8 @@ def with_runs(
         with starter, PreemptionSignals() as signals:
             return work(Execution(folder, console, signals, starter))
     except StopRequested as stop:
-        console.fail(
-            f"stopped: --mode={folder.mode} is not continued, but begun again."
-        )
+        mode = f"--mode={folder.mode}"
+        console.fail(f"stopped: begin {mode} again, in another --run_dir.")
         return stop.exit_code
 
 
