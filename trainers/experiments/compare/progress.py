@@ -69,7 +69,7 @@ class Progress:
         """Returns an estimate from the mean time of the runs so far."""
         left = len(self._turns) - self._num_ended()
         if not self._seconds:
-            return f"{left} runs {self._left}"
+            return f"{left} run{'s'[: left != 1]} {self._left}"
         seconds = left * sum(self._seconds) / len(self._seconds)
         minutes, seconds = divmod(round(seconds), 60)
         return f"{minutes}:{seconds:02} {self._left}"
@@ -78,18 +78,20 @@ class Progress:
         return sum(mark != "running" for mark in self._marks.values())
 
     def table(self) -> Table:
-        """Builds the table: a row per arm, a column per seed."""
+        """Builds the table: a row per arm, with its seeds by the state of the run."""
         lines = [] if self._state is None else look_lines(self._state)
         caption = "\n".join([*lines, self.time_left()])
         table = Table(caption=caption, caption_justify="left", box=None)
-        table.add_column("arm")
-        # `dict.fromkeys` removes duplicates and keeps the order.
-        seeds = list(dict.fromkeys(turn.seed for turn in self._turns))
-        for seed in seeds:
-            table.add_column("warm-up" if seed is None else f"seed {seed}")
-        marks = {(t.arm.name, t.seed): mark for t, mark in self._marks.items()}
+        for heading in ("arm", "warm-up", "seeds"):
+            table.add_column(heading)
         for arm in dict.fromkeys(turn.arm.name for turn in self._turns):
-            table.add_row(arm, *(marks.get((arm, seed), "") for seed in seeds))
+            marks = {t.seed: m for t, m in self._marks.items() if t.arm.name == arm}
+            warm_up = marks.pop(None, "")
+            seeds: dict[str, list[str]] = {}
+            for seed, mark in marks.items():
+                seeds.setdefault(mark, []).append(str(seed))
+            words = (f"{mark} {' '.join(found)}" for mark, found in seeds.items())
+            table.add_row(arm, warm_up, ", ".join(words))
         return table
 
 

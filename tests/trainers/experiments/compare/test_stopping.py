@@ -7,11 +7,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
+import rich.console
 from scipy import stats
 
+from strategies.common.console import Console
 from tests.trainers.experiments.compare.test_statistics import Block, recorded_blocks
 from trainers.config.comparison import ComparisonConfig
-from trainers.experiments.compare.progress import look_lines
+from trainers.config.config import Config
+from trainers.experiments.arms import Arm
+from trainers.experiments.compare.progress import Progress, look_lines
+from trainers.experiments.compare.schedule import schedule
 from trainers.experiments.compare.sequential import look_at
 from trainers.experiments.compare.stopping import State, losses_at, state_at
 from trainers.experiments.run_record import Run
@@ -127,6 +132,26 @@ def test_no_seeds_are_expected_after_the_last_look() -> None:
     assert not state.is_decided
     assert state.probable_num_seeds == LAST
     assert "probably" not in look_lines(state)[0]
+
+
+def test_a_terminal_of_80_columns_shows_the_state_of_20_seeds() -> None:
+    progress = Progress(Console())
+    arms = [Arm(name=name, config=Config()) for name in ("one_device", "tower-async")]
+    turns = schedule(arms, range(20))
+    progress.expect(turns)
+    for turn in turns[:-1]:
+        progress.begun(turn)
+        progress.ended(turn, None)
+    progress.begun(turns[-1])
+    terminal = rich.console.Console(width=80)
+    with terminal.capture() as shown:
+        terminal.print(progress.table())
+    words = shown.get().split()
+    *done, last = map(str, range(20))
+    assert " ".join(["one_device", "done", "done", *done, last]) in " ".join(words)
+    assert " ".join(["done", *done[:-1], f"{done[-1]},", "running", last]) in " ".join(
+        words
+    )
 
 
 def test_accuracy_has_to_be_decided_as_well() -> None:
