@@ -189,7 +189,7 @@ def _why_not_comparable(finding: Finding) -> str:
             "approximations of gradients"
         )
     elif not strategy.is_synchronous:
-        return _how_stale(finding.recorded.run.result.get("staleness") or {})
+        why = _how_stale(finding.recorded.run.result.get("staleness") or {})
     elif config.data.sharding == "file":
         why = (
             "--sharding=file gives every process files of its own, so that its global "
@@ -209,6 +209,7 @@ def _how_stale(staleness: Mapping[str, Any]) -> str:
         if staleness.get(name) is not None
     )
     return (
-        "several workers or towers update without waiting for each other, and a "
-        f"gradient is of older weights: by so many updates, {figures or 'not measured'}"
+        "workers or towers do not wait for each other, and weights change between "
+        "being read and getting their gradient (updates in between: "
+        f"{figures or 'not measured'})"
     )

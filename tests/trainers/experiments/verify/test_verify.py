@@ -122,7 +122,7 @@ def test_strategies_of_several_processes(
     asynchronous = by_name["parameter_server-async"]
     assert asynchronous["verdict"] == "not comparable"
     assert asynchronous["staleness"]["max"] >= 0
-    assert "older weights: by so many updates, mean " in done.stdout
+    assert "updates in between: mean " in done.stdout
 
 
 # test_reasons.py has the reason.
