@@ -64,7 +64,13 @@ BEFORE_TENSORFLOW = [
     row("--nomodel", "--nomodel", "--model"),
     row("train", "'train'", "--name=value"),
     row("--seed=1 more", "'more'", "--name=value"),
+    row("a.py --seed=1", "'a.py'", "--script=a.py"),
     row("-- --seed=1", "--seed=1", "--script"),
+    row(
+        "--script=a.ipynb",
+        *("--script=a.ipynb", "notebook", "nbconvert", "trainers.fit"),
+        prepare=write("a.ipynb", '{"cells": []}'),
+    ),
     row("--seed", "--seed", "--name=value"),
     row("--seed=", "--seed=", "whole numbers"),
     row("--seed=-1", "--seed=-1", "0 or more"),

@@ -130,10 +130,11 @@ def _settings(
     # Before the values are converted, so that `--help` works beside an unusable value.
     _answer(values)
     if stray:
-        raise UsageError(
-            f"'{shown(stray[0])}' is not a flag: every setting is given as "
-            f"--name=value; --help lists them{_of_program(argv)}."
-        )
+        name = shown(stray[0])
+        instead = "every setting is given as --name=value; --help lists them"
+        if name.endswith(".py") and not _of_program(argv):
+            instead = f"a program is given as --script={name}"
+        raise UsageError(f"'{name}' is not a flag: {instead}{_of_program(argv)}.")
     given = dict(map(_of_set, values["set"].value or ()))
     for name, (_, field) in all_fields().items():
         if field.metadata["has_flag"] and values[name].present:

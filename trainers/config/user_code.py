@@ -32,6 +32,11 @@ def check_packages(config: Config) -> None:
         raise UsageError(
             f"--script={shown(script)} is no file: give the path of a Keras program."
         )
+    if script is not None and script.endswith(".ipynb"):
+        raise UsageError(
+            f"--script={shown(script)} is a notebook: save it as a program (jupyter "
+            "nbconvert --to script), or call trainers.fit in it."
+        )
     try:
         for name, value in _factories(config.to_dict()).items():
             factories.check_package(value, name)
