@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -41,6 +42,15 @@ _SETTINGS: Mapping[str, str] = {
         "steps are timed by an operation that it forbids. On CPUs runs are equal to "
         "the bit without it"
     ),
+}
+
+# Variables of the environment that TensorFlow and Keras have read before a program
+# runs, the value of each that changes nothing, and the reason for the others.
+_VARIABLES: Mapping[str, tuple[str | None, str]] = {
+    "CUDA_VISIBLE_DEVICES": (None, _BY_DEVICES),
+    "TF_FORCE_GPU_ALLOW_GROWTH": (None, f"{_HAS_STARTED}; --memory_growth sets it"),
+    "KERAS_BACKEND": ("tensorflow", "--strategy distributes with TensorFlow"),
+    "TF_USE_LEGACY_KERAS": ("0", "Keras 3 trains"),
 }
 
 
@@ -88,6 +98,18 @@ def without_backup(arguments: FitArguments, warn: Warn) -> FitArguments:
             "(--checkpoint_every_steps), from which --resume=auto continues"
         )
     return dataclasses.replace(arguments, callbacks=kept)
+
+
+def variables_left_out(before: Mapping[str, str]) -> Iterator[str]:
+    """Yields a warning for each variable that a program has set too late.
+
+    Args:
+      before: Environment before the program ran.
+    """
+    for name, (neutral, reason) in _VARIABLES.items():
+        value = os.environ.get(name)
+        if value is not None and value != before.get(name, neutral):
+            yield f"the program sets {name}={value}, which has no effect: {reason}"
 
 
 @contextlib.contextmanager

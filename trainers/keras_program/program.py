@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import pathlib
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -33,7 +34,11 @@ from trainers.keras_program.fit_arguments import (
     arguments_of_call,
     check_call,
 )
-from trainers.keras_program.left_out import settings_left_out, without_backup
+from trainers.keras_program.left_out import (
+    settings_left_out,
+    variables_left_out,
+    without_backup,
+)
 from trainers.keras_program.model import LentModel
 from trainers.keras_program.script import failure_of_script, replaced_fit, run_script
 from trainers.loop.builder import assemble_parts
@@ -78,6 +83,7 @@ class Program:
         # Programs that search call `fit` hundreds of times, with the same remarks.
         self._warn = functools.cache(console.warn)
         self._train = train
+        self._environment = dict(os.environ)
         self._path = config.model.script or ""
         self._folder = RunDir(pathlib.Path(config.run.run_dir or ""))
         self._num_fits = 0
@@ -151,8 +157,8 @@ class Program:
         if not (self._num_fits or is_help):
             raise UsageError(
                 f"--script={self._path} has ended without a call of keras.Model.fit "
-                "that trains: give one an epoch; loops of train_on_batch are not taken "
-                "over."
+                "for an epoch or more: call it; loops of train_on_batch or "
+                "GradientTape are not taken over."
             )
         return ExitCode.DONE
 
@@ -245,6 +251,8 @@ class Program:
                 "in one of its callbacks: train a copy (keras.models.clone_model)."
             )
         check_call(model, self._path)
+        for words in variables_left_out(self._environment):
+            self._warn(words)
         if model.run_eagerly and not self._config.model.keras_fit:
             self._warn(
                 f"--script={self._path} compiles its model with run_eagerly=True: here "

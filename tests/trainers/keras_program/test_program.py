@@ -131,8 +131,11 @@ def test_what_flags_decide_is_left_out_of_a_program(
     tf.timestamp.
     """
     text = """
+    import os
     import tensorflow as tf
 
+    os.environ.update(KERAS_BACKEND="jax", CUDA_VISIBLE_DEVICES="1")
+    os.environ["TF_USE_LEGACY_KERAS"] = "0"
     tf.config.threading.set_intra_op_parallelism_threads(2)
     tf.config.set_visible_devices([], "GPU")
     tf.config.experimental.enable_op_determinism()
@@ -162,6 +165,9 @@ def test_what_flags_decide_is_left_out_of_a_program(
     assert all("which has no effect" in line for line in settings)
     assert "--set=threads.intra_op_threads" in done.stderr
     assert done.stderr.count("run_eagerly=True") == 1
+    for words in ("KERAS_BACKEND=jax", "CUDA_VISIBLE_DEVICES=1"):
+        assert done.stderr.count(f"sets {words}, which has no effect") == 1
+    assert "TF_USE_LEGACY_KERAS" not in done.stderr
 
 
 @pytest.mark.exhaustive
