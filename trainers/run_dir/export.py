@@ -81,8 +81,8 @@ def read_keras(path: str, like: keras.Model) -> None:
     flag = f"--exported_model={path}"
     if not path.endswith(_SUFFIX):
         raise UsageError(
-            f"{flag} is no {_SUFFIX} file: give one. A SavedModel or an .h5 file can "
-            "run code when it is read, and is not."
+            f"{flag} is no {_SUFFIX} file: give one. Others are not read, because a "
+            "SavedModel or an .h5 file can run code when it is read."
         )
     try:
         found = keras.saving.load_model(path, compile=False, safe_mode=True)
