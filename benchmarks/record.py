@@ -94,13 +94,15 @@ def table_of_document(folder: pathlib.Path = RESULTS) -> str:
     """Returns the table for docs/performance.md: ratios and goals of all subjects."""
     newest, _ = _newest_results(folder)
     rows = [
-        (f"[{name}](../benchmarks/results/README.md#{name})", *cells(name, result)[1:])
+        (
+            f"[{name}](../benchmarks/results/README.md#{name})",
+            *cells(name, result)[1:_NUM_HEADINGS_IN_DOCUMENT],
+            result["machine"]["name"],
+        )
         for name, result in newest.items()
     ]
-    shown = slice(_NUM_HEADINGS_IN_DOCUMENT)
-    return (
-        "\n".join(markdown_table(HEADINGS[shown], [row[shown] for row in rows])) + "\n"
-    )
+    headings = (*HEADINGS[:_NUM_HEADINGS_IN_DOCUMENT], "machine")
+    return "\n".join(markdown_table(headings, rows)) + "\n"
 
 
 def around_table(text: str) -> Sequence[str]:
