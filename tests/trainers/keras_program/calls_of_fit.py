@@ -142,16 +142,22 @@ def generators():
 
 
 class Squares(layers.Layer):
-    """Adds the mean of its squares to the loss."""
+    """Adds the mean of its squares to the loss, and has a metric."""
+
+    def __init__(self):
+        super().__init__()
+        self.positive = keras.metrics.Mean(name="positive")
 
     def call(self, inputs):
         self.add_loss(keras.ops.mean(inputs**2))
+        self.positive.update_state(inputs > 0)
         return inputs
 
 
 def labels_without_a_loss():
     keras.utils.set_random_seed(12)
-    model = keras.Sequential([layers.Input((4,)), layers.Dense(3), Squares()])
+    hidden = layers.Dense(3, activity_regularizer="l1")
+    model = keras.Sequential([layers.Input((4,)), hidden, Squares()])
     model.compile("sgd")
     model.fit(x, y, batch_size=10, epochs=2, validation_data=(x, y))
 

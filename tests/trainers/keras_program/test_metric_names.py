@@ -10,7 +10,7 @@ import pytest
 from models.objective import as_scalars
 from tests import processes
 from tests.event_files import read_events
-from tests.trainers.keras_program.beside_fit import by_fit, under
+from tests.trainers.keras_program.beside_fit import assert_same, by_fit, under
 
 _NAMES = (
     *("staleness", "dropped_gradients", "pipeline_seconds", "stage_busy_seconds/0"),
@@ -115,8 +115,9 @@ model.fit(x, (y, y), batch_size=16, epochs=2, validation_data=(x, (y, y)))
 
 
 def test_two_losses_may_have_one_name(tmp_path: pathlib.Path) -> None:
-    (found,) = under(tmp_path, _TWO_OF_A_NAME, "--strategy=mirrored")
-    (plain,) = by_fit(tmp_path, _TWO_OF_A_NAME)
+    (found,) = records = under(tmp_path, _TWO_OF_A_NAME, "--strategy=mirrored")
+    (plain,) = expected = by_fit(tmp_path, _TWO_OF_A_NAME)
+    assert_same(records, expected)
     assert set(found["history"]) == set(plain["history"])
     assert "mse_loss" in plain["history"]
     for name, values in plain["history"].items():
