@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import pathlib
 import re
@@ -14,7 +13,7 @@ import pytest
 
 from tests import processes
 from tests.keras_corpus import NAMES, path_of
-from tests.markers import chosen, further
+from tests.markers import further
 from trainers.run_dir.step_recording import Recording
 
 # A model and data that need a second.
@@ -47,7 +46,8 @@ def _run(
     return processes.run(*words, folder=folder)
 
 
-@pytest.mark.parametrize("strategy", [further(_MIRRORED), _WORKERS, further(_SERVERS)])
+# test_script.py has the chief of several workers, which alone writes.
+@pytest.mark.parametrize("strategy", [_MIRRORED, further(_WORKERS), further(_SERVERS)])
 def test_a_program_goes_on_with_the_trained_model(
     tmp_path: pathlib.Path, strategy: tuple[str, ...]
 ) -> None:
@@ -190,16 +190,8 @@ def test_a_loss_of_keras_that_is_of_whole_batches_is_named(
     assert "neither the mean nor the sum of its halves'" in done.stderr
 
 
-def test_a_run_whose_second_fit_is_refused_has_failed(tmp_path: pathlib.Path) -> None:
-    text = """
-    model.fit(x, y, batch_size=20)
-    model.fit(x, y, batch_size=0)
-    """
-    done = _run(tmp_path, text, "--strategy=one_device")
-    assert done.returncode == 2
-    assert processes.result_of(tmp_path / "run")["status"] == "failed"
-
-
+# test_same_as_fit.py has two calls of fit on servers without an evaluation.
+@pytest.mark.exhaustive
 def test_a_program_clears_the_session_between_fits(tmp_path: pathlib.Path) -> None:
     """It waits for what runs, and synchronous workers once ran until the end."""
     text = """
@@ -258,7 +250,9 @@ def test_state_that_replicas_cannot_average_is_named(
     assert names == ["sum", "largest"]
 
 
-@pytest.mark.parametrize("strategy", [_MIRRORED, further(_SERVERS)])
+# A cell of a recurrent layer; most programs have layers that Keras builds before.
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("strategy", [_MIRRORED, _SERVERS])
 def test_layers_that_only_a_call_builds_are_trained(
     tmp_path: pathlib.Path, strategy: tuple[str, ...]
 ) -> None:
@@ -287,6 +281,8 @@ def test_layers_that_only_a_call_builds_are_trained(
     assert "found [(1, 3), (1, 3)]" in done.stdout
 
 
+# Workers make the same weights by the seed of the run, in other tests as well.
+@pytest.mark.exhaustive
 def test_workers_have_the_chiefs_variables_of_any_type(tmp_path: pathlib.Path) -> None:
     """Collectives do not send initial values of bfloat16 and uint8."""
     text = """
@@ -365,7 +361,7 @@ def test_epochs_are_counted_as_the_program_counts_them(tmp_path: pathlib.Path) -
     ("text", "words"),
     [
         ("raise KeyError('lost')", ("train.py, line 9, failed", "KeyError", "lost")),
-        ("model.fit(x, y)\n1 / 0", ("line 10, failed", "ZeroDivisionError")),
+        further("model.fit(x, y)\n1 / 0", ("line 10, failed", "ZeroDivisionError")),
         ("def f(:", ("line 9, failed", "SyntaxError")),
         ("print(1)", ("without a call of keras.Model.fit",)),
         further("model.fit(x, y)\nraise SystemExit(3)", ("line 10", "sys.exit(3)")),
@@ -560,6 +556,8 @@ def test_a_callback_stops_every_task(
     assert (result["status"], result["steps"]) == ("completed", 6)
 
 
+# test_several_fits.py has callbacks that raise, with several workers as well.
+@pytest.mark.exhaustive
 def test_a_callback_that_raises_ends_the_run(tmp_path: pathlib.Path) -> None:
     done = _run(
         tmp_path,
@@ -653,6 +651,9 @@ def test_what_takes_no_double_precision_is_said(
     assert all(word in done.stderr for word in words), done.stderr
 
 
+# test_resumed_fits.py has killed programs that end with the weights of one left alone,
+# and ../run_dir/test_resume.py the rows of a killed run and its random layers.
+@pytest.mark.exhaustive
 def test_a_killed_program_ends_with_the_weights_of_one_left_alone(
     tmp_path: pathlib.Path,
 ) -> None:
@@ -695,13 +696,10 @@ def test_a_killed_program_ends_with_the_weights_of_one_left_alone(
     assert {8, 32} <= set(steps)
 
 
-@pytest.mark.parametrize(
-    ("program", "strategy"),
-    chosen(
-        itertools.product(NAMES, (_MIRRORED, _WORKERS, _SERVERS)),
-        [("grain_pipeline", _MIRRORED)],
-    ),
-)
+# test_same_as_fit.py compares some of them with Keras, and test_stream.py reads Grain.
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("strategy", [_MIRRORED, _WORKERS, _SERVERS])
+@pytest.mark.parametrize("program", NAMES)
 def test_programs_of_users_run_unchanged(
     tmp_path: pathlib.Path, program: str, strategy: tuple[str, ...]
 ) -> None:
