@@ -139,7 +139,8 @@ print("found", diverged, epochs, history.epoch, counts.batches, counts.wait)
         # Back to the first step.
         (("--strategy=one_device",), 0),
         # Back by one epoch and a half.
-        (("--strategy=multi_worker_mirrored", "--num_workers=2"), 3),
+        (("--strategy=one_device",), 3),
+        further(("--strategy=multi_worker_mirrored", "--num_workers=2"), 3),
     ],
 )
 def test_callbacks_go_back_with_the_weights(

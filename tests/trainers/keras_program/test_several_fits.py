@@ -7,6 +7,7 @@ import pathlib
 import pytest
 
 from tests import processes
+from tests.markers import further
 from tests.trainers.keras_program.beside_fit import assert_same, by_fit, under
 
 # The second `fit` begins with a new optimizer, and the third one keeps it.
@@ -34,7 +35,7 @@ model.fit(x, y, batch_size=16)
 _RATES = [0.1] * 4 + [0.1] * 4 + [0.01] * 3 + [0.001]
 
 
-@pytest.mark.parametrize("flags", [(), ("--set=model.keras_fit=true",)])
+@pytest.mark.parametrize("flags", [(), further(("--set=model.keras_fit=true",))])
 def test_rates_and_examples_are_of_all_fits(
     tmp_path: pathlib.Path, flags: tuple[str, ...]
 ) -> None:
@@ -50,6 +51,8 @@ def test_rates_and_examples_are_of_all_fits(
     assert [row["learning_rate"] for row in rows] == pytest.approx(_RATES)
 
 
+# The test before has a schedule in each fit, and test_given_settings.py the flags.
+@pytest.mark.exhaustive
 def test_a_flags_schedule_is_of_each_fit(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(_PROGRAM)
@@ -82,6 +85,8 @@ logging.warning("all folds")
 """
 
 
+# TensorFlow warns of the fifth trace only, which no shorter program has.
+@pytest.mark.exhaustive
 def test_models_in_turn_leave_logs_as_they_are(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(_FOLDS)
@@ -115,7 +120,7 @@ def test_layers_are_frozen_by_the_next_compile(tmp_path: pathlib.Path) -> None:
     plain, run = tmp_path / "plain", tmp_path / "run"
     for folder in (plain, run):
         folder.mkdir()
-    assert_same(under(run, text, "--strategy=mirrored"), by_fit(plain, text))
+    assert_same(under(run, text, "--strategy=one_device"), by_fit(plain, text))
 
 
 # As in TensorFlow's tutorial on regression: the first rows make the input of a model.
@@ -145,7 +150,7 @@ def test_inputs_may_be_of_other_batches(tmp_path: pathlib.Path) -> None:
     plain, run = tmp_path / "plain", tmp_path / "run"
     for folder in (plain, run):
         folder.mkdir()
-    found = under(run, _CALLED_BEFORE, "--strategy=mirrored")
+    found = under(run, _CALLED_BEFORE, "--strategy=one_device")
     assert_same(found, by_fit(plain, _CALLED_BEFORE))
 
 
@@ -167,15 +172,14 @@ class Prune(keras.callbacks.Callback):
         raise Pruned(f"loss {logs['loss']}")
 
 
-for rate in (0.1, 0.01):
-    layers = [keras.layers.Dense(1, kernel_initializer="zeros")]
-    model = keras.Sequential([keras.layers.Input((4,)), *layers])
-    model.compile(keras.optimizers.Adam(rate), "mse")
-    try:
-        model.fit(x, y, epochs=3, batch_size=16, callbacks=[Prune()])
-    except Pruned:
-        # With the weights and moments that the pruned one has left.
-        model.fit(x, y, batch_size=16)
+layers = [keras.layers.Dense(1, kernel_initializer="zeros")]
+model = keras.Sequential([keras.layers.Input((4,)), *layers])
+model.compile(keras.optimizers.Adam(0.1), "mse")
+try:
+    model.fit(x, y, epochs=3, batch_size=16, callbacks=[Prune()])
+except Pruned:
+    # With the weights and moments that the pruned one has left.
+    model.fit(x, y, batch_size=16)
 try:
     model.fit(x, y, callbacks=[Prune()])
 except Pruned:
@@ -187,8 +191,8 @@ def test_errors_of_callbacks_are_the_programs_to_catch(tmp_path: pathlib.Path) -
     plain, run = tmp_path / "plain", tmp_path / "run"
     for folder in (plain, run):
         folder.mkdir()
-    found = under(run, _PRUNING, "--strategy=mirrored")
-    assert len(found) == 2
+    found = under(run, _PRUNING, "--strategy=one_device")
+    assert len(found) == 1
     assert_same(found, by_fit(plain, _PRUNING))
     assert processes.result_of(run / "run")["status"] == "completed"
 
@@ -222,6 +226,8 @@ for _ in range(4):
 """
 
 
+# Models have to be large for it, and so are their weights and moments.
+@pytest.mark.exhaustive
 def test_models_in_turn_take_no_more_memory(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(_MODELS_IN_TURN)
