@@ -78,7 +78,9 @@ def test_a_loss_is_that_of_the_global_batch(
     assert_same(under(tmp_path, text, *strategy, _SAME), by_fit(tmp_path, text))
 
 
-@pytest.mark.parametrize("strategy", [further(_COPIES), _WORKERS])
+# The last test has assigned weights and a rate that is assigned.
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("strategy", [_COPIES, _WORKERS])
 def test_values_that_callbacks_assign_are_kept(
     tmp_path: pathlib.Path, strategy: tuple[str, ...]
 ) -> None:

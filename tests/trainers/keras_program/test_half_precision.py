@@ -31,10 +31,12 @@ model.fit(x, y, batch_size=16, epochs=1)
 @pytest.mark.parametrize(
     "flags",
     [
-        further(("--strategy=one_device",)),
-        (
-            *("--strategy=multi_worker_mirrored", "--num_workers=2"),
-            "--shard_optimizer_state",
+        ("--strategy=one_device",),
+        further(
+            (
+                *("--strategy=multi_worker_mirrored", "--num_workers=2"),
+                "--shard_optimizer_state",
+            )
         ),
     ],
 )

@@ -100,6 +100,8 @@ def test_metrics_and_masks_end_no_training(tmp_path: pathlib.Path) -> None:
     assert "eval_relative" not in rows[-1]
 
 
+# The test before saves such sums; this one reads them.
+@pytest.mark.exhaustive
 def test_a_checkpoint_keeps_a_sum_that_is_not_finite(tmp_path: pathlib.Path) -> None:
     program, run = tmp_path / "train.py", tmp_path / "run"
     program.write_text(_TRAINS)

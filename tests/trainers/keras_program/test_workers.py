@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pathlib
 
+import pytest
+
 from tests.trainers.keras_program.beside_fit import assert_same, by_fit, under
+
+# test_same_as_fit.py and test_script.py have programs under several workers, and
+# tests/cluster tables, layer state and an optimizer in slices.
+pytestmark = pytest.mark.exhaustive
 
 _WORKERS = ("--strategy=multi_worker_mirrored", "--num_workers=2")
 
