@@ -25,7 +25,7 @@ from strategies.common.types import Batch
 from trainers.config.config import Config
 from trainers.inputs.sources import Data
 from trainers.model.optimizers.loss_scale import wrapper_of
-from trainers.model.optimizers.several import SeveralOptimizers, parts_of
+from trainers.model.optimizers.several import SeveralOptimizers, inner_of, parts_of
 from trainers.user_code import PerBatchError, wrap_user_errors
 from trainers.user_code.checks import check_loop, check_states, has_own_step
 from trainers.user_code.few_examples import few_examples
@@ -106,6 +106,11 @@ class LentModel:
             else:
                 build_with(self.model, few)
                 self.remark = forward_remark(self.model, some)
+        chosen = self._optimizer
+        is_several = isinstance(chosen, keras.optimizers.MultiOptimizer)
+        if (is_several or inner_of(chosen)) and not chosen.built:
+            # Outside of a strategy, because the optimizers that it calls were made so.
+            chosen.build(self.model.trainable_variables)
         for optimizer, _ in parts_of(self._optimizer, []):
             # It divides gradients of a loss that nothing here multiplies by it.
             self._scale_factors.append((optimizer, optimizer.loss_scale_factor))

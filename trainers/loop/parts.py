@@ -24,6 +24,7 @@ from trainers.model.eval_step import EvalStep
 from trainers.model.layer_state import LayerState
 from trainers.model.optimizers.learning_rate import LearningRateScale
 from trainers.model.optimizers.loss_scale import LossScale
+from trainers.model.optimizers.several import variables_of
 from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
 from trainers.model.sparse_gradients import embeddings_of
 from trainers.model.train_step import StepSettings, TrainStep, with_totals
@@ -80,7 +81,7 @@ class ModelParts:
 
     def all_of_optimizer(self) -> list[keras.Variable]:
         """Returns the variables of the optimizer and of the loss's scale."""
-        return [*self.optimizer.variables, *self.loss_scale_variables()]
+        return [*variables_of(self.optimizer), *self.loss_scale_variables()]
 
     def train_step(
         self, config: Config, strategy: Strategy, jit_compile: bool

@@ -16,6 +16,7 @@ from trainers.config.config import Config
 from trainers.model.histograms import histogram
 from trainers.model.layer_state import LayerState
 from trainers.model.optimizers.loss_scale import LOSS_SCALE, LossScale, unscaled
+from trainers.model.optimizers.several import variables_of
 from trainers.model.sparse_gradients import as_dense, embeddings_of, sum_duplicates
 from trainers.run_dir.step_recording import unique_names
 
@@ -146,7 +147,7 @@ class ModelUpdate:
         return [variable.value for variable in self._model.trainable_variables]
 
     def optimizer_state(self) -> list[tf.Variable]:
-        values = [variable.value for variable in self._optimizer.variables]
+        values = [variable.value for variable in variables_of(self._optimizer)]
         return [value for value in values if value.dtype.is_floating]
 
     def variables(self) -> list[tf.Variable]:

@@ -86,6 +86,13 @@ def build_optimizer_anew(
         optimizer._var_key(weight): index
         for index, weight in enumerate(weights_of(optimizer))
     }
+    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+        # Its `apply` finds the optimizer of a variable by the same keys.
+        optimizer._var_to_optimizer_idx = {
+            optimizer._var_key(weight): place
+            for place, inner in enumerate(optimizer.optimizers)
+            for weight in weights_of(inner)
+        }
 
 
 def weights_of(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:

@@ -99,6 +99,49 @@ def test_models_in_turn_leave_logs_as_they_are(tmp_path: pathlib.Path) -> None:
     assert "of the program: all folds" in done.stderr
 
 
+_OPTIMIZERS_OF_OPTIMIZERS = """
+from keras import optimizers
+
+class Ahead(optimizers.Optimizer):
+    \"\"\"Follows an optimizer with a second, slower copy of the weights.\"\"\"
+
+    def __init__(self, inner):
+        super().__init__(learning_rate=0.0)
+        self.inner = inner
+
+    def build(self, variables):
+        super().build(variables)
+        self.inner.build(variables)
+        self.slow = self.add_optimizer_variables(variables, "slow")
+
+    def apply(self, grads, trainable_variables=None):
+        self.inner.apply(grads, trainable_variables)
+        self._iterations.assign_add(1)
+        for variable, slow in zip(trainable_variables, self.slow):
+            slow.assign(0.5 * (slow + variable))
+
+map_of = optimizers.OptimizerMap(optimizers.SGD(0.1), {".*bias": optimizers.Adam()})
+both = [optimizers.MultiOptimizer(map_of), Ahead(optimizers.SGD(0.1, momentum=0.9))]
+for optimizer in both:
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    model.compile(optimizer, "mse")
+    model.fit(x, y, batch_size=16)
+    model.train_on_batch(x, y)
+    model.fit(x, y, batch_size=16)
+    assert optimizer.iterations == 9
+"""
+
+
+def test_optimizers_inside_of_another_update(tmp_path: pathlib.Path) -> None:
+    """Each sums gradients over replicas by itself, unless it is prevented."""
+    text = _PROGRAM.partition("model")[0] + _OPTIMIZERS_OF_OPTIMIZERS
+    plain, run = tmp_path / "plain", tmp_path / "run"
+    for folder in (plain, run):
+        folder.mkdir()
+    assert_same(under(run, text, "--strategy=mirrored"), by_fit(plain, text))
+
+
 _FREEZING = """
 keras.utils.set_random_seed(0)
 base = keras.layers.Dense(3)

@@ -1,7 +1,8 @@
-"""Several optimizers of one model, in the place of one."""
+"""Several optimizers of one model, in the place of one or inside of one."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
+from strategies.common.private_apis.optimizers import weights_of
 
 
 class SeveralOptimizers(tf.Module):
@@ -81,7 +83,40 @@ def parts_of(
     optimizer: keras.optimizers.Optimizer | SeveralOptimizers,
     variables: Sequence[keras.Variable],
 ) -> Sequence[tuple[keras.optimizers.Optimizer, Sequence[keras.Variable]]]:
-    """Returns the optimizers of a model, each with the variables that it updates."""
+    """Returns the optimizers of a model, each with the variables that it updates.
+
+    Optimizers inside of another are before it, once they are built.
+    """
+    parts: list[Any] = [(optimizer, variables)]
     if isinstance(optimizer, SeveralOptimizers):
-        return optimizer.parts
-    return [(optimizer, variables)]
+        parts = optimizer.parts
+    found: list[Any] = []
+    for outer, own in parts:
+        # An optimizer of no variable is never called.
+        inner = [one for one in inner_of(outer) if one.built]
+        found += [*((one, weights_of(one)) for one in inner), (outer, own)]
+    return found
+
+
+def inner_of(
+    optimizer: keras.optimizers.Optimizer,
+) -> list[keras.optimizers.Optimizer]:
+    """Returns optimizers that an optimizer calls: its attributes, or those in lists.
+
+    A MultiOptimizer with a function knows its own once it is built.
+    """
+    held = itertools.chain.from_iterable(
+        one if isinstance(one, list) else [one] for one in vars(optimizer).values()
+    )
+    found = {
+        id(one): one for one in held if isinstance(one, keras.optimizers.Optimizer)
+    }
+    return list(found.values())
+
+
+def variables_of(
+    optimizer: keras.optimizers.Optimizer | SeveralOptimizers,
+) -> list[keras.Variable]:
+    """Returns the variables of all optimizers of a model, each once."""
+    parts = parts_of(optimizer, [])
+    return list({id(v): v for part, _ in parts for v in part.variables}.values())
