@@ -118,7 +118,7 @@ def _probed(model: keras.Model, name: str, few: Batch) -> tuple[ModelStep, Obser
     metrics = [
         dataclasses.replace(
             own,
-            is_per_batch=_is_per_batch(own, changes),
+            is_per_batch=_is_per_batch(model, own, changes),
             gets_sums=_gets_sums(own, changes),
         )
         for own, changes in zip(step.metrics, seen.changes, strict=True)
@@ -144,7 +144,9 @@ def _metrics_of(model: keras.Model) -> Sequence[OwnMetric]:
     return found
 
 
-def _is_per_batch(own: OwnMetric, changes: Sequence[np.ndarray]) -> bool:
+def _is_per_batch(
+    model: keras.Model, own: OwnMetric, changes: Sequence[np.ndarray]
+) -> bool:
     """Returns whether a metric counts batches; False if it counts examples.
 
     Raises:
@@ -158,6 +160,9 @@ def _is_per_batch(own: OwnMetric, changes: Sequence[np.ndarray]) -> bool:
         return False
     if all(map(are_means, decisive)):
         return True
+    if normalizes_batches(model) and type(own.metric).__module__.startswith("keras."):
+        # What it counts, such as AUC, are predictions that differ in a half of a batch.
+        return False
     raise UsageError(
         f"the metric {own.metric.name!r} keeps numbers that are not sums over "
         "examples, so that replicas cannot add theirs: leave it out, and use it on the "

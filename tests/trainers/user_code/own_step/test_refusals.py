@@ -79,3 +79,27 @@ def test_what_a_step_does_in_a_part_of_the_graph_is_refused(
     model.compile(optimizer="sgd")
     with pytest.raises(UsageError, match=words):
         own_step(model, few_examples(), held_out=None)
+
+
+class Scores(EverySecondStep):
+    """Counts predictions that are normalized over a batch."""
+
+    def __init__(self, counted: keras.metrics.Metric) -> None:
+        super().__init__()
+        self.normalize = keras.layers.BatchNormalization()
+        self.counted = counted
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        return keras.ops.sigmoid(self.normalize(self.inner(inputs), training=training))
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        self.counted.update_state(tf.round(data[:, :3]), self(data, training=True))
+        return {"loss": self.learn(data), "counted": self.counted.result()}
+
+
+def test_counts_of_normalized_predictions_are_not_refused() -> None:
+    """Two halves of a batch have other predictions, and other counts, then."""
+    model = Scores(keras.metrics.TruePositives(thresholds=[0.2, 0.4, 0.5, 0.6, 0.8]))
+    model.compile("sgd")
+    found = own_step(model, few_examples(), held_out=None).train.metrics
+    assert [own.is_per_batch for own in found if own.metric is model.counted] == [False]
