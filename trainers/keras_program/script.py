@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 import runpy
 import shlex
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -26,24 +28,25 @@ def replaced_fit(fit: Callable[..., Any], writes: bool) -> Iterator[None]:
 
     Args:
       fit: Function of Keras's own `fit`, the model and the arguments of the call.
-      writes: False to leave out the calls that write a model to a file, because
-        another task writes it.
+      writes: False if another task writes the program's files. Then this task writes
+        and reads models elsewhere: two tasks that write one file would destroy it, and
+        a program may read the file before the other task has written it.
     """
 
     def replacement(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if name == "fit":
-                return fit(original, *args, **kwargs)
-            # Two tasks that write one file would destroy it.
-            return None
+            return fit(original, *args, **kwargs)
 
         return call
 
     with contextlib.ExitStack() as block:
         block.enter_context(replaced(keras.Model, ["fit"], replacement))
-        for place, names in () if writes else _WRITERS:
-            block.enter_context(replaced(place, names, replacement))
+        if not writes:
+            folder = block.enter_context(tempfile.TemporaryDirectory())
+            elsewhere = functools.partial(_elsewhere, folder, {})
+            for place, names in (*_WRITERS, *_READERS):
+                block.enter_context(replaced(place, names, elsewhere))
         yield
 
 
@@ -53,6 +56,43 @@ _WRITERS = (
     (keras.saving, ("save_model", "save_weights")),
     (keras.models, ("save_model",)),
 )
+_READERS = (
+    (keras.Model, ("load_weights",)),
+    (keras.saving, ("load_model", "load_weights")),
+    (keras.models, ("load_model",)),
+)
+
+
+def _elsewhere(
+    folder: str, copies: dict[str, str], name: str, original: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Returns a function that writes and reads a model in another file than given.
+
+    Args:
+      folder: Folder of these files.
+      copies: Path of each file that has been written, by the path that was given.
+      name: Name of the function.
+      original: Function of Keras that has an argument `filepath`.
+    """
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if name == "export":
+            # It takes seconds, and is for other programs.
+            return None
+        given = inspect.signature(original).bind(*args, **kwargs)
+        path = given.arguments["filepath"]
+        # An open file, such as one in memory, is this task's.
+        if isinstance(path, (str, os.PathLike)):
+            place = os.path.abspath(path)
+            if not name.startswith("load"):
+                own = os.path.join(folder, str(len(copies)), os.path.basename(place))
+                copies.setdefault(place, own)
+                os.makedirs(os.path.dirname(copies[place]), exist_ok=True)
+            given.arguments["filepath"] = copies.get(place, path)
+        return original(*given.args, **given.kwargs)
+
+    return call
 
 
 def run_script(path: str, arguments: Sequence[str]) -> None:

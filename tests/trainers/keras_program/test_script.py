@@ -84,7 +84,13 @@ def test_a_callback_that_trains_its_own_model_is_refused(
 
 
 def test_only_the_chief_writes_and_a_program_ends_once(tmp_path: pathlib.Path) -> None:
+    """The others read what they have written, elsewhere."""
     text = """
+    import tempfile
+
+    path = os.path.join(tempfile.mkdtemp(), "initial.keras")
+    model.save(path)
+    model = keras.saving.load_model(path)
     model.fit(x, y, **fixed)
     keras.saving.save_model(model, f"{os.getpid()}.keras")
     keras.models.save_model(model=model, filepath=f"again_{os.getpid()}.keras")
