@@ -42,16 +42,17 @@ class Executions:
         done = self.lengths.batch_of(step) - self.first_batch(step)
         return min(step + self.size - done, next_epoch)
 
-    def remark(self, steps_per_epoch: int | None) -> str | None:
-        """Returns a warning if Keras trains more steps in an epoch than it is given.
+    def remark(self, name: str, num_steps: int | None) -> str | None:
+        """Returns a warning if Keras takes more steps than it is given.
 
         Args:
-          steps_per_epoch: Argument of `fit`.
+          name: Argument of `fit`, `steps_per_epoch` or `validation_steps`.
+          num_steps: Its value.
         """
-        if not steps_per_epoch or not steps_per_epoch % self.size:
+        if not num_steps or not num_steps % self.size:
             return None
         return (
-            f"fit has steps_per_epoch={steps_per_epoch} and steps_per_execution="
-            f"{self.size}: where there are enough data, Keras rounds the first up to a "
-            "multiple of the second, and here an epoch has as many steps as it says"
+            f"fit has {name}={num_steps} and steps_per_execution={self.size}: where "
+            "there are enough data, Keras rounds the first up to a multiple of the "
+            "second, and here there are as many steps as it says"
         )

@@ -311,7 +311,10 @@ class Program:
         epochs = Epochs(arguments, parts, self._cluster.is_chief, fit)
         for remark in (
             epochs.lengths.remark(epochs.num_steps),
-            epochs.executions.remark(arguments.steps_per_epoch),
+            *(
+                epochs.executions.remark(name, getattr(arguments, name))
+                for name in ("steps_per_epoch", "validation_steps")
+            ),
         ):
             if remark is not None:
                 self._warn(remark)

@@ -46,8 +46,9 @@ def test_executions_begin_anew_with_each_epoch() -> None:
     assert [executions.end(step) for step in range(8)] == [3, 3, 3, 4, 7, 7, 7, 10]
     assert [executions.first_batch(step) for step in range(5)] == [0, 0, 0, 3, 0]
     assert [executions.last_batch(step) for step in range(5)] == [2, 2, 2, 5, 2]
-    assert "steps_per_epoch=4" in (executions.remark(4) or "")
-    assert executions.remark(6) is executions.remark(None) is None
+    name = "validation_steps"
+    assert "validation_steps=4" in (executions.remark(name, 4) or "")
+    assert executions.remark(name, 6) is executions.remark(name, None) is None
 
 
 def test_limits_of_keras_hold() -> None:
