@@ -38,6 +38,9 @@ _RECORD = re.compile(
     r"does not match --record_schema"
 )
 
+# Of Python's `tempfile`, as on a system that is read-only.
+_NO_TEMPORARY_FOLDER = "No usable temporary directory found"
+
 
 def refusal_of(error: Exception, config: Config) -> UsageError | None:
     """Returns one line for an error that the user can correct; None otherwise."""
@@ -65,6 +68,11 @@ def _refusal(error: Exception, config: Config) -> UsageError | None:
         return UsageError(
             f"a folder was deleted or moved while it was in use, and what was in it is "
             f"lost{_named(error)}: start again, in a folder that stays."
+        )
+    if _NO_TEMPORARY_FOLDER in message:
+        return UsageError(
+            "temporary files can be written nowhere, neither in /tmp nor in this "
+            "folder: set TMPDIR to a folder that can be written."
         )
     if stream := _STREAM.search(message):
         return UsageError(stream[1])

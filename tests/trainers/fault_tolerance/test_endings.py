@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import tempfile
 
 import pytest
 import tensorflow as tf
@@ -108,3 +109,14 @@ def test_a_label_out_of_range_is_not_blamed_on_a_model_that_is_not_used() -> Non
     refusal = refusal_of(error, Config().with_given(script="data/train.py"))
     assert "a label that is 5, and train.py has 3 outputs" in str(refusal)
     assert "convnet" not in str(refusal)
+
+
+def test_a_system_without_room_for_temporary_files_is_named(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    folders = [str(tmp_path / "missing")]
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: folders)
+    with pytest.raises(FileNotFoundError) as raised:
+        tempfile.gettempdir()
+    assert "set TMPDIR to a folder" in str(refusal_of(raised.value, Config()))
