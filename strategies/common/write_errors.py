@@ -15,7 +15,11 @@ _NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 def disk_error(error: BaseException) -> str | None:
     """Returns the system's description of a disk error; None for any other error."""
     if isinstance(error, OSError):
-        return error.strerror if error.errno in _NUMBERS else None
+        if error.errno not in _NUMBERS:
+            return None
+        # h5py quotes the words of the system in several lines of its own.
+        words, text = os.strerror(error.errno), str(error.strerror)
+        return words if words in text else text
     # TensorFlow has no class for it: a full disk is a ResourceExhaustedError, as is a
     # lack of memory, and a file too large an OutOfRangeError. Its messages end in the
     # system's own words, after a semicolon (tensorflow/core/platform/default/

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
+import keras
 import pytest
 import tensorflow as tf
 
 from strategies.common.console import Console
 from strategies.common.files import append_whole
 from strategies.common.write_errors import WriteErrorReporter, disk_error
+from tests import processes
 from tests.event_files import read_events
 from tests.fault_injection.scenario import assert_promise_holds
 from tests.fault_injection.scenarios import disk_full
@@ -24,6 +29,7 @@ from tests.fault_injection.scenarios.disk_full import (
 from tests.processes import ROOT, command
 from tests.trainers.run_dir.test_checkpoints import Run, names_in
 from trainers.reporting.tensorboard import TRAIN, Summaries
+from trainers.run_dir.export import Exports
 
 pytestmark = pytest.mark.skipif(
     not small_disks_exist(), reason="no file system may be mounted here"
@@ -93,6 +99,36 @@ def test_a_checkpoint_that_does_not_fit_leaves_those_before_and_nothing_else(
     again.restore()
     assert again.values() == again.values_at(1)
     assert again.warnings == []
+
+
+@pytest.mark.parametrize("form", ["keras", "weights", "saved_model"])
+def test_an_export_that_does_not_fit_leaves_the_one_before_and_nothing_else(
+    form: str, disk: SmallDisk
+) -> None:
+    model = keras.Sequential([keras.Input([64]), keras.layers.Dense(1024)])
+    exports = Exports(disk.seen / "export", [form], model, lambda: model)
+    exports.write("best")
+    before = processes.contents(disk.seen / "export")
+    disk.fill()
+    # Enough for a part of it.
+    filler = disk.seen / "filler"
+    os.truncate(filler, filler.stat().st_size - (64 << 10))
+    free = shutil.disk_usage(disk.seen).free
+    with pytest.raises((OSError, tf.errors.OpError)) as raised:
+        exports.write("best")
+    assert disk_error(raised.value) == "No space left on device"
+    assert processes.contents(disk.seen / "export") == before
+    assert shutil.disk_usage(disk.seen).free == free
+
+
+def test_the_words_of_the_system_are_taken_out_of_those_of_h5py() -> None:
+    # As h5py 3.14 has it.
+    text = (
+        "Can't synchronously write data (file write failed: time = Fri Nov 27 2026\n"
+        ", filename = 'a.h5', errno = 28, error message = 'No space left on device')"
+    )
+    assert disk_error(OSError(errno.ENOSPC, text)) == "No space left on device"
+    assert disk_error(OSError(errno.EIO, "503, try again")) == "503, try again"
 
 
 def test_other_errors_are_not_the_disk() -> None:

@@ -109,7 +109,7 @@ class Checkpoints:
     def remove_unfinished(self) -> None:
         """Removes folders that a killed run was writing or removing."""
         for leftover in self._folder.glob(f"{_UNFINISHED}step-*"):
-            _remove(leftover)
+            remove(leftover)
 
     def _write(self, temporary: pathlib.Path, state: Mapping[str, Any]) -> pathlib.Path:
         """Writes all files of a checkpoint to a folder with a temporary name."""
@@ -180,7 +180,7 @@ class Checkpoints:
         """Removes the checkpoints of later steps after a rollback."""
         for later, folder in checkpoints_in(self._folder).items():
             if later > step:
-                _remove(folder)
+                remove(folder)
 
     def _variables(self) -> dict[str, list[Variable]]:
         return {
@@ -238,7 +238,7 @@ class Checkpoints:
             # This step is already saved: a signal right after a checkpoint saves again.
             shutil.rmtree(temporary)
             return
-        _remove(final)
+        remove(final)
         temporary.rename(final)
         sync_to_disk(self._folder)
 
@@ -255,7 +255,7 @@ class Checkpoints:
             # checkpoint under a valid name.
             leftover = self._folder / f"{_UNFINISHED}{name_of(old)}"
             (self._folder / name_of(old)).rename(leftover)
-            _remove(leftover)
+            remove(leftover)
 
 
 def _checked_commit(folder: pathlib.Path, step: int) -> Commit:
@@ -323,7 +323,7 @@ def _is_intact(folder: pathlib.Path, step: int) -> bool:
     return True
 
 
-def _remove(path: pathlib.Path) -> None:
+def remove(path: pathlib.Path) -> None:
     """Removes a folder, a file or a link, but never the target of a link."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)

@@ -7,20 +7,45 @@ strategy and copies the values, so that all strategies write the same files.
 
 from __future__ import annotations
 
+import errno
+import os
 import pathlib
 import shutil
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
 
 from strategies.common.errors import UsageError
 from strategies.common.text import one_line
+from trainers.run_dir.checkpoints import remove
 
 BEST, LAST = "best", "last"
 KERAS, WEIGHTS, SAVED_MODEL = "keras", "weights", "saved_model"
 _SUFFIX = ".keras"
 _WEIGHTS_SUFFIX = ".weights.h5"
+# More than HDF5 adds to the values of an array.
+_FRAME_BYTES = 8 << 10
+
+
+def _save_weights(model: keras.Model, path: pathlib.Path) -> None:
+    # h5py 3.14 keeps a file that it cannot write, tries again when it deletes it,
+    # prints a traceback for each failure, and has ended a process by SIGSEGV.
+    needed = sum(value.nbytes + _FRAME_BYTES for value in model.get_weights())
+    if shutil.disk_usage(path.parent).free < needed:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    model.save_weights(path)
+
+
+# Suffix of each form, and the function that writes it.
+_WRITERS: Mapping[str, tuple[str, Callable[[keras.Model, pathlib.Path], object]]] = {
+    KERAS: (_SUFFIX, lambda model, path: model.save(path)),
+    WEIGHTS: (_WEIGHTS_SUFFIX, _save_weights),
+    SAVED_MODEL: (
+        "_saved_model",
+        lambda model, path: model.export(path, verbose=False),
+    ),
+}
 
 
 class Exports:
@@ -56,7 +81,21 @@ class Exports:
         plain = self._with_present_values()
         self._folder.mkdir(exist_ok=True)
         for form in self._forms:
-            _WRITERS[form](plain, self._folder, name)
+            suffix, write = _WRITERS[form]
+            # Written beside the final name and renamed, so that a reader never sees a
+            # part of it.
+            temporary = self._folder / f".writing{suffix}"
+            final = self._folder / f"{name}{suffix}"
+            try:
+                remove(temporary)
+                write(plain, temporary)
+                if final.is_dir():
+                    # A folder cannot be renamed onto one that is not empty.
+                    remove(final)
+                temporary.replace(final)
+            finally:
+                # A part of it would keep a full disk full.
+                remove(temporary)
 
     def _with_present_values(self) -> keras.Model:
         if self._plain is None:
@@ -131,33 +170,3 @@ def load_initial_weights(path: str, model: keras.Model) -> None:
         warnings.warn_explicit(
             remark.message, remark.category, remark.filename, remark.lineno
         )
-
-
-def _write_keras(model: keras.Model, folder: pathlib.Path, name: str) -> None:
-    # Written beside the final name and renamed, so that a reader never sees a partial
-    # file.
-    temporary = folder / f".writing{_SUFFIX}"
-    model.save(temporary)
-    temporary.replace(folder / f"{name}{_SUFFIX}")
-
-
-def _write_weights(model: keras.Model, folder: pathlib.Path, name: str) -> None:
-    temporary = folder / f".writing{_WEIGHTS_SUFFIX}"
-    model.save_weights(temporary)
-    temporary.replace(folder / f"{name}{_WEIGHTS_SUFFIX}")
-
-
-def _write_saved_model(model: keras.Model, folder: pathlib.Path, name: str) -> None:
-    temporary, path = folder / ".writing_saved_model", folder / f"{name}_saved_model"
-    shutil.rmtree(temporary, ignore_errors=True)
-    model.export(temporary, verbose=False)
-    # A folder cannot be renamed onto a folder that is not empty.
-    shutil.rmtree(path, ignore_errors=True)
-    temporary.rename(path)
-
-
-_WRITERS = {
-    KERAS: _write_keras,
-    WEIGHTS: _write_weights,
-    SAVED_MODEL: _write_saved_model,
-}
