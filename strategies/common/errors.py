@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import pathlib
 import sys
 
 
@@ -47,20 +46,18 @@ class DivergedError(Exception):
 
 
 class NotSavedError(Exception):
-    """Error for the last checkpoint of a run that could not be written."""
+    """Error for the last checkpoint or export of a run that could not be written."""
 
-    def __init__(self, run_folder: pathlib.Path, words: str, kept_step: int | None):
-        """Builds the message, which names the newest checkpoint that exists.
+    def __init__(self, what: str, words: str, where: str):
+        """Builds the message, which names the remedy.
 
         Args:
-          run_folder: Folder of the run.
+          what: What could not be written, the start of the message.
           words: Error message of the operating system.
-          kept_step: Step of the newest existing checkpoint; None without any.
+          where: Clause that ends in the disk without space.
         """
-        left = "none" if kept_step is None else f"that of step {kept_step}"
         super().__init__(
-            f"the last checkpoint could not be written ({words}), and the newest in "
-            f"{run_folder} is {left}: free space on its disk, then continue with "
+            f"{what} could not be written ({words}){where}, then continue with "
             "--resume=auto."
         )
 

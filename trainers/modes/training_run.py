@@ -91,7 +91,7 @@ class TrainingRun:
             status, exit_code = "diverged", ExitCode.DIVERGED
             reporter.fail(error)
         except NotSavedError as error:
-            # All steps are done, but their last checkpoint is not.
+            # All steps are done, but their last checkpoint or export is not.
             status, exit_code = "failed", ExitCode.USAGE
             reporter.fail(error)
         except Exception:

@@ -105,7 +105,11 @@ class NullReporter:
         """Raises NotSavedError if the last checkpoint could not be written."""
 
     def export_last(self) -> None:
-        """Writes the model at the end of training, if `--export` is given."""
+        """Writes the model at the end of training, if `--export` is given.
+
+        Raises:
+          NotSavedError: The disk has no room for it.
+        """
 
     def fail(self, error: DivergedError | NotSavedError) -> None:
         """Prints why the run has failed."""

@@ -208,10 +208,20 @@ class Reporter(NullReporter):
     def require_saved(self) -> None:
         if self._saving.words is not None:
             kept = max(self._checkpoints.steps(), default=None)
-            raise NotSavedError(self._folder.path, self._saving.words, kept)
+            left = "none" if kept is None else f"that of step {kept}"
+            raise NotSavedError(
+                *("the last checkpoint", self._saving.words),
+                f", and the newest in {self._folder.path} is {left}: free space on its "
+                "disk",
+            )
 
     def export_last(self) -> None:
         self._export(LAST)
+        if self._exporting.words is not None:
+            raise NotSavedError(
+                *(f"{self._folder.exports}/{LAST}", self._exporting.words),
+                ": free space on its disk",
+            )
 
     def _export(self, name: str) -> None:
         if not self._parts.config.report.export:

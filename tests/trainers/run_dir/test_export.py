@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import pathlib
 import re
 
@@ -14,9 +16,10 @@ import tensorflow as tf
 from models.embedding import ShardedEmbedding
 from strategies.common.errors import UsageError
 from tests.markers import further
-from tests.processes import metrics_of, run, train
+from tests.processes import metrics_of, result_of, run, train
 from trainers.config.config import Config
 from trainers.config.used_settings import check_used
+from trainers.main import main
 from trainers.run_dir.export import Exports, read_keras
 
 EXPORT = ("--export=keras,saved_model", "--train_steps=60")
@@ -95,6 +98,30 @@ def test_the_best_is_kept_when_a_run_is_continued(tmp_path: pathlib.Path) -> Non
     before = best.read_bytes()
     train(folder, *given, "--train_steps=60", "--resume=auto")
     assert best.read_bytes() == before
+    assert (folder / "export" / "last.keras").is_file()
+
+
+def test_a_run_whose_last_export_does_not_fit_has_failed_and_can_go_on(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def fail(exports: Exports, name: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    folder = tmp_path / "run"
+    given = ("", "--model=mlp", "--jit_compile=off", "--export=keras")
+    given = (*given, "--train_steps=3", f"--run_dir={folder}")
+    with monkeypatch.context() as patch:
+        patch.setattr(Exports, "write", fail)
+        assert main(given) == 2
+    *_, line = capfd.readouterr().err.splitlines()
+    assert line == (
+        f"error: {folder}/export/last could not be written (No space left on device): "
+        "free space on its disk, then continue with --resume=auto."
+    )
+    assert result_of(folder)["status"] == "failed"
+    assert main([*given, "--resume=auto"]) == 0
     assert (folder / "export" / "last.keras").is_file()
 
 
