@@ -94,7 +94,7 @@ class Mirrored(Strategy):
         is_ring = self._reduction == "nccl"
         factor = ring_factor(self.num_replicas) if is_ring else 2.0
         return Communication(
-            algorithm=f"all-reduce, {self._reduction}",
+            algorithm=f"all-reduce, cross_device_reduction={self._reduction}",
             bytes_per_step_per_replica=round(factor * gradient_bytes),
         )
 
