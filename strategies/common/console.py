@@ -140,12 +140,24 @@ class Console:
         print_error(f"error: {type(error).__name__}: {words}{where}")
 
     @contextlib.contextmanager
-    def live(self, render: Callable[[], rich.console.RenderableType]) -> Iterator[None]:
-        """Keeps a renderable up to date on a terminal; shows nothing elsewhere."""
+    def live(
+        self, render: Callable[[], rich.console.RenderableType], remains: bool = False
+    ) -> Iterator[None]:
+        """Keeps a renderable up to date on a terminal; shows nothing elsewhere.
+
+        Args:
+          render: Function that returns the renderable.
+          remains: Whether the terminal keeps it at the end.
+        """
         if not self._rich.is_terminal:
             yield
             return
-        with Live(get_renderable=render, console=self._rich, refresh_per_second=2):
+        with Live(
+            get_renderable=render,
+            console=self._rich,
+            refresh_per_second=2,
+            transient=not remains,
+        ):
             yield
 
     def narrate(self, line: str) -> None:

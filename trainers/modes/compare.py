@@ -139,7 +139,7 @@ def _run(config: Config, folder: ComparisonFolder, console: Console) -> _Compare
         if tuning is not None:
             search = Search(folder.path, tuning, starter, signals, console)
             arms, searched = _search(arms, tuning, search, folder, console)
-        with console.live(progress.table):
+        with console.live(progress.table, remains=True):
             execution = Execution(folder, signals, starter)
             ended = run_stages(arms, config, begun.looks, execution, progress)
     commands = {
