@@ -30,10 +30,12 @@ STEP = RecordedStep(
 )
 
 
-def executed(folder: pathlib.Path, step: RecordedStep, log: str = "") -> Executed:
+def executed(
+    folder: pathlib.Path, step: RecordedStep, log: str = "", **result: str
+) -> Executed:
     """Returns a run of two replicas that has recorded one step."""
     folder.mkdir()
-    content = {"status": "completed", "num_replicas": 2}
+    content = {"status": "completed", "num_replicas": 2, **result}
     (folder / "result.json").write_text(json.dumps(content), encoding="utf-8")
     (folder / "log").write_text(log, encoding="utf-8")
     Recording(folder).write(1, step)
@@ -93,3 +95,12 @@ def test_a_warning_of_a_strategy_alone_is_the_likely_cause(
     other = dataclasses.replace(step, layer_state={"counted/total": np.array(4.5)})
     subject = executed(tmp_path / "mirrored", other, both + own)
     assert cause_of(subject, reference).likely == "the state total changes by no mean"
+
+
+def test_other_examples_are_the_cause(tmp_path: pathlib.Path) -> None:
+    """A program whose generators have no seed draws others in each run."""
+    other = dataclasses.replace(STEP, loss=5.0)
+    reference = executed(tmp_path / "one_device", STEP, first_examples_sha256="a")
+    subject = executed(tmp_path / "mirrored", other, first_examples_sha256="b")
+    likely = cause_of(subject, reference).likely
+    assert "give the generators of its data a seed" in likely

@@ -241,6 +241,8 @@ model.fit(
 """
 
 
+# The program above has executions of one step, whose losses are those of the strategy.
+@pytest.mark.exhaustive
 def test_a_small_loss_after_large_ones_has_all_its_digits(
     tmp_path: pathlib.Path,
 ) -> None:

@@ -78,7 +78,9 @@ def test_a_fault_in_such_a_training_is_found(tmp_path: pathlib.Path) -> None:
     assert tower["explained_by_rounding"] is None
 
 
+# test_diagnosis.py has recordings of other examples.
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_data_without_a_seed_are_the_cause(tmp_path: pathlib.Path) -> None:
     text = PROGRAM.replace("default_rng(0)", "default_rng()")
     done, found = verify(
