@@ -93,6 +93,16 @@ def test_a_script_with_fit_moves_here_by_ten_lines() -> None:
     assert 0 < len(added) <= 10, added
 
 
+def test_both_scripts_run(tmp_path: pathlib.Path) -> None:
+    script = f"--script={ROOT / 'examples' / 'plain_fit.py'}"
+    few = ("--strategy=one_device", "--train_steps=5", "--jit_compile=off")
+    assert train(tmp_path / "fit", script, *few)["steps"] == 5
+    moved = train(tmp_path / "moved", *flags_of("moved_from_fit"), *few)
+    assert moved["steps"] == 5
+
+
+# The default run, in ../modes/test_train.py, learns from the same digits.
+@pytest.mark.exhaustive
 def test_the_moved_script_learns_what_fit_learns(tmp_path: pathlib.Path) -> None:
     fitted = run_module("examples.plain_fit", folder=tmp_path)
     assert fitted.returncode == 0, fitted.stderr
