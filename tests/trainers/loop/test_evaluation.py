@@ -178,6 +178,8 @@ def test_every_metric_is_printed_by_evaluate_and_kept_by_the_library(
     assert result.eval_accuracy is None
 
 
+# ../user_code/test_examples.py evaluates a model of several outputs.
+@pytest.mark.exhaustive
 def test_every_output_has_its_metrics(tmp_path: pathlib.Path) -> None:
     result = train(
         tmp_path / "run",
