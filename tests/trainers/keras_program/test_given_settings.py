@@ -35,6 +35,8 @@ def _rate(folder: pathlib.Path) -> float:
     return float(processes.metrics_of(folder)[-1]["learning_rate"])
 
 
+# The test of given epochs has a file, and test_program.py flags with default values.
+@pytest.mark.exhaustive
 def test_a_call_and_a_file_change_what_a_program_decides(
     tmp_path: pathlib.Path,
 ) -> None:

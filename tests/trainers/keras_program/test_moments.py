@@ -144,6 +144,8 @@ print(json.dumps([fit(*way) for way in ways]))
 """
 
 
+# The next batch after a wish; that a wish stops is in test_program.py.
+@pytest.mark.exhaustive
 def test_a_batch_follows_a_wish_to_stop_where_it_begins(
     tmp_path: pathlib.Path,
 ) -> None:

@@ -163,7 +163,8 @@ for times in range(1, 4):
 @pytest.mark.parametrize(
     ("rate", "rate_then", "strategy"),
     [
-        ("1.2", "1.2 / 2**times", "--strategy=one_device"),
+        # A number is scaled as each rate of a schedule.
+        further("1.2", "1.2 / 2**times", "--strategy=one_device"),
         ("schedule", "schedule", "--strategy=tower"),
         further("1.2", "1.2 / 2**times", "--strategy=multi_worker_mirrored"),
     ],

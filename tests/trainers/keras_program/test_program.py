@@ -190,7 +190,7 @@ def test_a_loss_of_keras_that_is_of_whole_batches_is_named(
     assert "neither the mean nor the sum of its halves'" in done.stderr
 
 
-# test_same_as_fit.py has two calls of fit on servers without an evaluation.
+# test_same_as_fit.py has two calls of fit without an evaluation.
 @pytest.mark.exhaustive
 def test_a_program_clears_the_session_between_fits(tmp_path: pathlib.Path) -> None:
     """It waits for what runs, and synchronous workers once ran until the end."""

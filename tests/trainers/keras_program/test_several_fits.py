@@ -189,6 +189,8 @@ for model in (called, predicted, fixed):
 """
 
 
+# Programs of test_same_as_fit.py have models without a size of batches.
+@pytest.mark.exhaustive
 def test_inputs_may_be_of_other_batches(tmp_path: pathlib.Path) -> None:
     plain, run = tmp_path / "plain", tmp_path / "run"
     for folder in (plain, run):
