@@ -6,18 +6,26 @@ tests/conformance/test_divergence.py under every strategy.
 
 from __future__ import annotations
 
+import pathlib
+import random
+
 import pytest
 
 from tests.fault_injection.scenario import assert_promise_holds
-from tests.fault_injection.scenarios.divergence import SCENARIOS
-from tests.markers import further
+from tests.fault_injection.scenarios import divergence
 
 pytestmark = pytest.mark.cluster
 
 
+def test_workers_go_back_and_complete(tmp_path: pathlib.Path) -> None:
+    divergence.goes_back(divergence.AVERAGING_WORKERS, random.Random(0), tmp_path)
+
+
+# test_rollback.py resumes such a run.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    "name", ["divergence-rollback-workers", further("divergence-rollback-ps")]
+    "name", ["divergence-rollback-workers", "divergence-rollback-ps"]
 )
-def test_a_cluster_goes_back_and_completes(name: str) -> None:
-    (scenario,) = (s for s in SCENARIOS if s.name == name)
+def test_a_cluster_goes_back_and_completes_again(name: str) -> None:
+    (scenario,) = (s for s in divergence.SCENARIOS if s.name == name)
     assert_promise_holds(scenario, seed=0)

@@ -35,10 +35,11 @@ _IN_ONE_PROCESS = (
     ("--strategy=parameter_averaging",),
     ("--strategy=model_parallel",),
 )
-_WORKERS = (
-    ("--strategy=multi_worker_mirrored", *_PATIENT),
-    ("--strategy=multi_worker_mirrored", "--average=parameters", *_PATIENT),
+AVERAGING_WORKERS = (
+    *("--strategy=multi_worker_mirrored", "--average=parameters"),
+    *_PATIENT,
 )
+_WORKERS = (("--strategy=multi_worker_mirrored", *_PATIENT), AVERAGING_WORKERS)
 _SERVERS = (
     ("--strategy=parameter_server", "--update=async", *_PATIENT),
     ("--strategy=parameter_server", "--update=sync", *_PATIENT),
@@ -73,13 +74,14 @@ def _stops(chosen: random.Random, folder: pathlib.Path) -> None:
     assert f"step {newest} " in evaluated.stdout, evaluated.stdout
 
 
-def _goes_back(
-    strategies: tuple[tuple[str, ...], ...],
-    chosen: random.Random,
-    folder: pathlib.Path,
-) -> None:
-    """Lets a run diverge, which completes after rollbacks of its rate."""
-    strategy = chosen.choice(strategies)
+def goes_back(
+    strategy: tuple[str, ...], chosen: random.Random, folder: pathlib.Path
+) -> tuple[tuple[str, ...], list[tuple[int, int]]]:
+    """Lets a run diverge, which completes after rollbacks of its rate.
+
+    Returns:
+      Flags of the run, and the steps of its rollbacks as `_rollbacks` returns them.
+    """
     every = chosen.randint(4, 15)
     # 1 - 0.01 decay is below -2.3 and diverges. With half the rate 1 - 0.005 decay is
     # above -1, so weights stay finite, because gradients are small.
@@ -95,6 +97,18 @@ def _goes_back(
     rollbacks = _rollbacks(ended.stderr)
     assert 0 <= rollbacks[0][0] - 1 - rollbacks[0][1] < every, ended.stderr
     _assert_rates(run, rollbacks)
+    return flags, rollbacks
+
+
+def _goes_back(
+    strategies: tuple[tuple[str, ...], ...],
+    chosen: random.Random,
+    folder: pathlib.Path,
+) -> None:
+    """Lets a run go back, which keeps the smaller rate when it is resumed."""
+    strategy = chosen.choice(strategies)
+    flags, rollbacks = goes_back(strategy, chosen, folder)
+    run = folder / "run"
     if strategy in _SERVERS:
         # The chief alone has the rate here, so this case equals a single process.
         return
