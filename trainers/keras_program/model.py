@@ -16,6 +16,7 @@ from strategies.common.private_apis.compiled import compiled_with
 from strategies.common.private_apis.models import flat_layers
 from strategies.common.private_apis.optimizers import (
     build_optimizer_anew,
+    is_multi_optimizer,
     keep_excluded_from_weight_decay,
     reduce_gradients_again,
     schedule_of,
@@ -107,8 +108,8 @@ class LentModel:
                 build_with(self.model, few)
                 self.remark = forward_remark(self.model, some)
         chosen = self._optimizer
-        is_several = isinstance(chosen, keras.optimizers.MultiOptimizer)
-        if (is_several or inner_of(chosen)) and not chosen.built:
+        calls_others = is_multi_optimizer(chosen) or inner_of(chosen)
+        if calls_others and not chosen.built:
             # Outside of a strategy, because the optimizers that it calls were made so.
             chosen.build(self.model.trainable_variables)
         for optimizer, _ in parts_of(self._optimizer, []):

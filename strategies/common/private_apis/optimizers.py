@@ -86,13 +86,20 @@ def build_optimizer_anew(
         optimizer._var_key(weight): index
         for index, weight in enumerate(weights_of(optimizer))
     }
-    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+    if is_multi_optimizer(optimizer):
         # Its `apply` finds the optimizer of a variable by the same keys.
         optimizer._var_to_optimizer_idx = {
             optimizer._var_key(weight): place
             for place, inner in enumerate(optimizer.optimizers)
             for weight in weights_of(inner)
         }
+
+
+def is_multi_optimizer(optimizer: Any) -> bool:
+    """Returns whether an optimizer divides weights among others."""
+    # Keras 3.12, the newest version for Python 3.10, has no such class.
+    kind: Any = getattr(keras.optimizers, "MultiOptimizer", ())
+    return isinstance(optimizer, kind)
 
 
 def weights_of(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
