@@ -20,9 +20,9 @@ def crossentropy(**settings):
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True, **settings)
 
 
-def small(**compiled):
+def small(*more, **compiled):
     keras.utils.set_random_seed(12)
-    model = keras.Sequential([layers.Input((4,)), layers.Dense(2)])
+    model = keras.Sequential([layers.Input((4,)), layers.Dense(2), *more])
     model.compile(**{"optimizer": "sgd", "loss": crossentropy(), **compiled})
     return model
 
@@ -30,7 +30,7 @@ def small(**compiled):
 def parts_for_validation():
     few = {"batch_size": 10, "epochs": 2, "class_weight": {0: 1.0, 1: 10.0}}
     # The last 30 examples are held out, and 20 of them used.
-    small().fit(x, y, **few, validation_split=0.75, validation_steps=2)
+    small(Squares()).fit(x, y, **few, validation_split=0.75, validation_steps=2)
 
 
 class Unpacking(keras.Model):
@@ -142,22 +142,29 @@ def generators():
 
 
 class Squares(layers.Layer):
-    """Adds the mean of its squares to the loss, and has a metric."""
+    """Adds the mean of its squares to the loss."""
+
+    def call(self, inputs):
+        self.add_loss(keras.ops.mean(inputs**2))
+        return inputs
+
+
+class CountedSquares(Squares):
+    """Has a metric as well, so that the step of the model is Keras's own."""
 
     def __init__(self):
         super().__init__()
         self.positive = keras.metrics.Mean(name="positive")
 
     def call(self, inputs):
-        self.add_loss(keras.ops.mean(inputs**2))
         self.positive.update_state(inputs > 0)
-        return inputs
+        return super().call(inputs)
 
 
 def labels_without_a_loss():
     keras.utils.set_random_seed(12)
     hidden = layers.Dense(3, activity_regularizer="l1")
-    model = keras.Sequential([layers.Input((4,)), hidden, Squares()])
+    model = keras.Sequential([layers.Input((4,)), hidden, CountedSquares()])
     model.compile("sgd")
     model.fit(x, y, batch_size=10, epochs=2, validation_data=(x, y))
 
