@@ -8,7 +8,6 @@ import pathlib
 import tempfile
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 
@@ -38,10 +37,8 @@ _DETERMINISTIC = {
     "losses_of_batches": (),
     "data_frame": (),
     "embedded_positions": (),
+    "divided_optimizer": (),
 }
-# Keras 3.12, the newest for Python 3.10, has no optimizer that divides weights.
-_NEWER = () if keras.version().startswith("3.12.") else ("divided_optimizer",)
-_DETERMINISTIC |= dict.fromkeys(_NEWER, ())
 _OPTIMIZERS = (
     *("sgd", "adam", "adamw", "nadam", "adamax", "adagrad", "adadelta", "rmsprop"),
     *("ftrl", "lion", "adafactor", "muon", "schedulefreeadamw"),
