@@ -151,7 +151,7 @@ class ModelUpdate:
         return [value for value in values if value.dtype.is_floating]
 
     def variables(self) -> list[tf.Variable]:
-        variables = [*self._layer_state.variables, *self._optimizer.variables]
+        variables = [*self._layer_state.variables, *variables_of(self._optimizer)]
         values = [variable.value for variable in variables]
         return [*self.trainable_weights(), *values, self._step]
 
