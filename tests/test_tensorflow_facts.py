@@ -42,8 +42,8 @@ from strategies.common.private_apis.graphs import (
     run_after,
 )
 from strategies.common.private_apis.models import calls_of, flat_layers, takes_weights
+from strategies.common.private_apis.optimizer_slices import adagrad_accumulator
 from strategies.common.private_apis.optimizers import (
-    adagrad_accumulator,
     build_optimizer_anew,
     keep_excluded_from_weight_decay,
     reduce_gradients_again,

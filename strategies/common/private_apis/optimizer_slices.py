@@ -1,4 +1,4 @@
-"""Private names that an optimizer needs to update parts of weights."""
+"""Private names that an optimizer needs to update weights, or parts of them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,29 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+
+
+def adagrad_accumulator(
+    optimizer: keras.optimizers.Adagrad, variable: tf.Variable
+) -> keras.Variable:
+    """Returns the sum of squared gradients that Adagrad keeps for a variable.
+
+    Keras's own `update_step` finds the sum like this, and no public name leads there
+    (keras/src/optimizers/adagrad.py).
+    """
+    return optimizer._accumulators[optimizer._get_variable_index(variable)]
+
+
+def adam_moments(
+    optimizer: keras.optimizers.Adam, variable: tf.Variable
+) -> tuple[keras.Variable, keras.Variable]:
+    """Returns Adam's means of the gradients of a variable and of their squares.
+
+    Keras's own `update_step` finds them like this, and no public name leads there
+    (keras/src/optimizers/adam.py).
+    """
+    index = optimizer._get_variable_index(variable)
+    return optimizer._momentums[index], optimizer._velocities[index]
 
 
 def state_by_weight(

@@ -78,6 +78,12 @@ def build_optimizer_anew(
         that is built keeps its own, such as weights that were frozen since.
     """
     optimizer._distribution_strategy = tf.distribute.get_strategy()
+    # A schedule in the place of a rate takes the rate's variable out of this list, and
+    # TensorFlow saves no list out of which something was taken (tensorflow/python/
+    # trackable/data_structures.py, `ListWrapper`; the others keep their names there).
+    tracked = optimizer._variables
+    tracked._non_append_mutation = tracked._external_modification = False
+    tracked._update_snapshot()
     for variable in optimizer.variables:
         make_anew(variable)
     if not optimizer.built:
@@ -195,29 +201,6 @@ def reduce_gradients_again(optimizer: keras.optimizers.Optimizer) -> None:
     vars(optimizer).pop("_all_reduce_sum_gradients", None)
     vars(optimizer).pop("_get_current_learning_rate", None)
     vars(optimizer._iterations).pop("assign_add", None)
-
-
-def adagrad_accumulator(
-    optimizer: keras.optimizers.Adagrad, variable: tf.Variable
-) -> keras.Variable:
-    """Returns the sum of squared gradients that Adagrad keeps for a variable.
-
-    Keras's own `update_step` finds the sum like this, and no public name leads there
-    (keras/src/optimizers/adagrad.py).
-    """
-    return optimizer._accumulators[optimizer._get_variable_index(variable)]
-
-
-def adam_moments(
-    optimizer: keras.optimizers.Adam, variable: tf.Variable
-) -> tuple[keras.Variable, keras.Variable]:
-    """Returns Adam's means of the gradients of a variable and of their squares.
-
-    Keras's own `update_step` finds them like this, and no public name leads there
-    (keras/src/optimizers/adam.py).
-    """
-    index = optimizer._get_variable_index(variable)
-    return optimizer._momentums[index], optimizer._velocities[index]
 
 
 @functools.cache

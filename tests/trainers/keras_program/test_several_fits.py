@@ -142,6 +142,31 @@ def test_optimizers_inside_of_another_update(tmp_path: pathlib.Path) -> None:
     assert_same(under(run, text, "--strategy=mirrored"), by_fit(plain, text))
 
 
+_SCHEDULE_LATER = """
+keras.utils.set_random_seed(0)
+model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+model.compile(keras.optimizers.Adam(0.1), "mse")
+model.fit(x, y, batch_size=16)
+schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+model.optimizer.learning_rate = schedule
+model.compile(model.optimizer, "mse")
+model.fit(x, y, batch_size=16)
+optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+optimizer.learning_rate = schedule
+model.compile(optimizer, "mse")
+model.fit(x, y, batch_size=16)
+"""
+
+
+def test_a_schedule_takes_the_place_of_a_rate(tmp_path: pathlib.Path) -> None:
+    """The variable of the rate is then none of the optimizer any more."""
+    text = _PROGRAM.partition("model")[0] + _SCHEDULE_LATER
+    plain, run = tmp_path / "plain", tmp_path / "run"
+    for folder in (plain, run):
+        folder.mkdir()
+    assert_same(under(run, text, "--strategy=one_device"), by_fit(plain, text))
+
+
 _FREEZING = """
 keras.utils.set_random_seed(0)
 base = keras.layers.Dense(3)

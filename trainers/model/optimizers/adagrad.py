@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from strategies.common.private_apis.optimizers import adagrad_accumulator
+from strategies.common.private_apis.optimizer_slices import adagrad_accumulator
 
 
 class Adagrad(keras.optimizers.Adagrad):

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from strategies.common.private_apis.optimizers import adam_moments
+from strategies.common.private_apis.optimizer_slices import adam_moments
 
 
 class _OnePass:
