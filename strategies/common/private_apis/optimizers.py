@@ -234,7 +234,11 @@ def hand_over_updates(kind: type[Any]) -> None:
             trainable_variables = optimizer._trainable_variables
         scope.catch(optimizer, grads, trainable_variables)
 
-    for optimizer in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
+    with_own_apply = (
+        keras.optimizers.LossScaleOptimizer,
+        keras.optimizers.MultiOptimizer,
+    )
+    for optimizer in (keras.optimizers.Optimizer, *with_own_apply):
         optimizer.apply = in_scope(optimizer.apply, catch)
         optimizer.scale_loss = in_scope(
             optimizer.scale_loss, lambda scope, optimizer, loss: scope.scale_loss(loss)

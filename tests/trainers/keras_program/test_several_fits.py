@@ -100,6 +100,7 @@ def test_models_in_turn_leave_logs_as_they_are(tmp_path: pathlib.Path) -> None:
 
 
 _OPTIMIZERS_OF_OPTIMIZERS = """
+import tensorflow as tf
 from keras import optimizers
 
 class Ahead(optimizers.Optimizer):
@@ -120,11 +121,22 @@ class Ahead(optimizers.Optimizer):
         for variable, slow in zip(trainable_variables, self.slow):
             slow.assign(0.5 * (slow + variable))
 
+class Own(keras.Sequential):
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=data[1], y_pred=self(data[0], training=True))
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        return {"loss": loss}
+
 map_of = optimizers.OptimizerMap(optimizers.SGD(0.1), {".*bias": optimizers.Adam()})
-both = [optimizers.MultiOptimizer(map_of), Ahead(optimizers.SGD(0.1, momentum=0.9))]
-for optimizer in both:
+both = optimizers.MultiOptimizer(map_of)
+each = optimizers.MultiOptimizer(lambda variable: optimizers.SGD(0.1))
+ahead = Ahead(optimizers.SGD(0.1, momentum=0.9))
+kinds = keras.Sequential, Own, keras.Sequential
+for kind, optimizer in zip(kinds, [both, each, ahead]):
     keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    model = kind([keras.layers.Input((4,)), keras.layers.Dense(1)])
     model.compile(optimizer, "mse")
     model.fit(x, y, batch_size=16)
     model.train_on_batch(x, y)
