@@ -1,4 +1,4 @@
-"""A variational autoencoder whose random numbers are TensorFlow's own."""
+"""A variational autoencoder whose random numbers are the state of no layer."""
 
 import keras
 import tensorflow as tf
@@ -33,7 +33,8 @@ class Autoencoder(keras.Model):
 
     def train_step(self, images):
         with tf.GradientTape() as tape:
-            made, mean, log_variance = self(tf.nn.dropout(images, 0.1))
+            noise = keras.random.normal(tf.shape(images), stddev=0.1)
+            made, mean, log_variance = self(tf.nn.dropout(images, 0.1) + noise)
             divergence = tf.exp(log_variance) + mean**2 - 1 - log_variance
             loss = tf.reduce_mean((made - images) ** 2)
             loss += 0.01 * tf.reduce_mean(divergence)

@@ -7,13 +7,16 @@ from collections.abc import Sequence
 import keras
 
 from models.objective import Objective, Predict, evaluated
+from strategies.common.private_apis.random_numbers import unseeded_draws_replaced
 from strategies.common.types import Batch, ReplicaOutputs
 from trainers.model.confusion_matrix import CONFUSION, MOST_CLASSES, confusion_of
 from trainers.model.loss_sums import reported, weighted_sums, with_layer_losses
+from trainers.model.random_numbers.seeds import step_key
+from trainers.model.random_numbers.tensorflow_draws import TensorFlowDraws
 
 
 class EvalStep:
-    """The sums of one evaluation batch; no gradients, nothing random.
+    """The sums of one evaluation batch; no gradients.
 
     The loss has what layers add and the regularization of weights in it, as in
     training and as Keras's `evaluate` has it.
@@ -29,9 +32,13 @@ class EvalStep:
         self._model = model
         self._objective = objective
         self._variables = variables
+        self._draws = TensorFlowDraws(replace=unseeded_draws_replaced)
 
     def __call__(self, batch: Batch) -> ReplicaOutputs:
-        with keras.StatelessScope(collect_losses=True) as scope:
+        with (
+            self._draws.keyed(step_key(0, batch)),
+            keras.StatelessScope(collect_losses=True) as scope,
+        ):
             values, classes = evaluated(self._objective, self._model, batch)
             sums = weighted_sums(values, batch)
             if not self._objective.has_layer_losses:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
+from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.backend.tensorflow import random
+from keras.src.random import seed_generator
 from keras.src.random.seed_generator import draw_seed
 from tensorflow.python.ops import gen_random_ops, gen_stateful_random_ops
 
@@ -94,5 +98,61 @@ def stateful_draws_replaced(
     with (
         replaced(gen_random_ops, _STATEFUL_OPERATIONS, replacement),
         replaced(gen_stateful_random_ops, _GENERATOR_OPERATIONS, replacement),
+        unseeded_draws_replaced(instead),
+        _other_generators_replaced(instead),
     ):
+        yield
+
+
+# Name of a seed of Keras, in place of that of an operation.
+SEED = "seed"
+
+
+@contextlib.contextmanager
+def unseeded_draws_replaced(
+    instead: Callable[[str], Callable[..., Any] | None],
+) -> Iterator[None]:
+    """Replaces the seeds of what Keras draws without one, in the block.
+
+    Each thread has a generator for them, which the first draw makes (keras/src/random/
+    seed_generator.py, `draw_seed`). The threads of replicas can make no variable, and a
+    `keras.StatelessScope` undoes its advance: every step drew the same numbers.
+
+    Args:
+      instead: See `stateful_draws_replaced`, with the name `SEED`.
+    """
+
+    def replacement(name: str, original: Callable[[], Any]) -> Callable[[], Any]:
+        def generator() -> Any:
+            other = instead(SEED)
+            if other is None:
+                return original()
+            return types.SimpleNamespace(next=lambda ordered: other())
+
+        return generator
+
+    with replaced(seed_generator, ["global_seed_generator"], replacement):
+        yield
+
+
+@contextlib.contextmanager
+def _other_generators_replaced(
+    instead: Callable[[str], Callable[..., Any] | None],
+) -> Iterator[None]:
+    """Replaces the seeds of generators that no layer has, in the same way.
+
+    In a `keras.StatelessScope` the generators of layers have values.
+    """
+
+    def replacement(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def draw(generator: Any, ordered: bool = True) -> Any:
+            scope = get_stateless_scope()
+            is_of_layer = scope is None or id(generator.state) in scope.state_mapping
+            other = None if is_of_layer else instead(SEED)
+            return original(generator, ordered) if other is None else other()
+
+        return draw
+
+    with replaced(keras.random.SeedGenerator, ["next"], replacement):
         yield

@@ -5,7 +5,7 @@ the same graph would draw the same numbers for different examples. A resumed run
 draw other numbers than a run without interruption, and so would each pass of a step
 with several updates. `tf.nn.dropout` and `tf.random.shuffle` use such operations too,
 and a `tf.random.Generator` keeps its counter in a variable. In a step they are replaced
-by their stateless counterparts.
+by their stateless counterparts. So are seeds of Keras that are the state of no layer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ import keras
 import tensorflow as tf
 
 from strategies.common.private_apis.graphs import python_of
-from strategies.common.private_apis.random_numbers import stateful_draws_replaced
+from strategies.common.private_apis.random_numbers import (
+    SEED,
+    stateful_draws_replaced,
+)
 from trainers.model.random_numbers.per_thread import PerThread
 from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
 
@@ -27,16 +30,19 @@ from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
 class TensorFlowDraws:
     """Replacement of stateful random operations in the steps of a model."""
 
-    def __init__(self, replayed: ReplayedRandomNumbers | None = None):
+    def __init__(
+        self,
+        replayed: ReplayedRandomNumbers | None = None,
+        replace: Callable[..., Any] = stateful_draws_replaced,
+    ):
         """Replaces nothing yet.
 
         Args:
           replayed: Random numbers of examples; None for numbers of replicas.
+          replace: Function of `private_apis/random_numbers.py` that replaces draws.
         """
         self._replayed = replayed
-        self._steps: PerThread[_Step] = PerThread(
-            lambda: stateful_draws_replaced(self._instead)
-        )
+        self._steps: PerThread[_Step] = PerThread(lambda: replace(self._instead))
 
     @contextlib.contextmanager
     def keyed(self, key: tf.Tensor | tf.Variable) -> Iterator[None]:
@@ -144,6 +150,7 @@ def _of_each(shape: Any, parameter: Any) -> tf.Tensor:
 # Keyed by the operation's name in gen_random_ops.py and gen_stateful_random_ops.py of
 # tensorflow/python/ops.
 _STATELESS: Mapping[str, Callable[..., tf.Tensor]] = {
+    SEED: lambda seed: seed,
     "random_standard_normal": lambda seed, shape, dtype: tf.random.stateless_normal(
         shape, seed, dtype=dtype
     ),

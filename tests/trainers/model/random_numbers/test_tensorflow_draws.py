@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import keras
 import numpy as np
 import pytest
 import scipy.stats
 import tensorflow as tf
 
+from models.objective import PredictionObjective
 from strategies.common.types import Batch
+from trainers.model.eval_step import EvalStep
 from trainers.model.random_numbers.of_step import StepRandomNumbers
 from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
 from trainers.model.random_numbers.tensorflow_draws import TensorFlowDraws
@@ -32,6 +35,15 @@ def drawn(draw: Callable[[], tf.Tensor], step: int) -> np.ndarray:
 
 
 GENERATOR = tf.random.Generator.from_seed(7)
+# Of no layer.
+KERAS_GENERATOR = keras.random.SeedGenerator(7)
+
+
+def in_a_scope(seed: keras.random.SeedGenerator | None) -> tf.Tensor:
+    """Draws as a layer does in a step."""
+    with keras.StatelessScope():
+        return keras.random.normal([SIZE], seed=seed)
+
 
 DRAWS: dict[str, tuple[Callable[[], tf.Tensor], scipy.stats.rv_continuous | None]] = {
     "normal": (lambda: tf.random.normal([SIZE], 1.0, 2.0), scipy.stats.norm(1, 2)),
@@ -52,6 +64,8 @@ DRAWS: dict[str, tuple[Callable[[], tf.Tensor], scipy.stats.rv_continuous | None
     "classes": (lambda: tf.random.categorical([[0.0, 1.0]], SIZE)[0], None),
     "shuffled": (lambda: tf.random.shuffle(tf.range(SIZE)), None),
     "generator": (lambda: GENERATOR.normal([SIZE]), scipy.stats.norm()),
+    "Keras without a seed": (lambda: in_a_scope(None), scipy.stats.norm()),
+    "Keras by a generator": (lambda: in_a_scope(KERAS_GENERATOR), scipy.stats.norm()),
     "dropout": (lambda: tf.nn.dropout(tf.ones([SIZE]), 0.3), None),
     "flips": (
         lambda: tf.image.random_flip_left_right(
@@ -97,6 +111,22 @@ def test_calls_of_a_step_are_independent() -> None:
 
     found = drawn(two_of_a_generator, step=1)
     assert scipy.stats.pearsonr(*found).pvalue > UNLIKELY
+
+
+def test_batches_of_an_evaluation_draw_different_numbers_without_a_seed() -> None:
+    objective = PredictionObjective(
+        loss=lambda labels, predictions: predictions, metrics={}
+    )
+    step = EvalStep(lambda rows, training: keras.random.normal([4]), objective, [])
+
+    @tf.function(autograph=False)
+    def loss_of(index: tf.Tensor) -> tf.Tensor:
+        zero, rows = tf.zeros([], tf.int64), tf.range(4, dtype=tf.int64)
+        batch = Batch(index, zero, zero + 4, zero + 4, rows, rows, rows)
+        return step(batch).sums["loss"]
+
+    first, again, second = (float(loss_of(tf.constant(i, tf.int64))) for i in (0, 0, 1))
+    assert first == again != second
 
 
 def test_turns_of_a_loop_draw_different_numbers() -> None:
