@@ -78,7 +78,9 @@ def _activations(model: keras.Model, features: Any) -> dict[str, tf.Tensor]:
     for layer in before:
         layer.call = noting(layer)
     try:
-        model(features, training=False)
+        # A layer may count its calls, or draw random numbers.
+        with keras.StatelessScope(collect_losses=True):
+            model(features, training=False)
     finally:
         for layer, call in before.items():
             del layer.call

@@ -48,9 +48,26 @@ def _signs(weights: tf.Tensor) -> tuple[tf.Tensor, Any]:
     return tf.sign(weights), lambda upstream: upstream
 
 
+class Calls(keras.layers.Layer):
+    """Counts its calls."""
+
+    def build(self, input_shape: tuple[int, ...]) -> None:
+        self.count = self.add_weight(initializer="zeros", trainable=False)
+
+    def call(self, values: tf.Tensor) -> tf.Tensor:
+        self.count.assign_add(1)
+        return values
+
+
 def _data() -> Data:
     source = ArraySource(np.ones((8, 4), np.float32), np.zeros(8, np.int64))
     return Data(train=source, evaluation=source, input_shape=(4,), num_classes=2)
+
+
+def test_histograms_change_no_state_of_a_layer() -> None:
+    model = keras.Sequential([keras.Input((4,)), Calls()])
+    assert Inspection(model, _data()).histograms()
+    assert [float(variable.numpy()) for variable in model.variables] == [0.0]
 
 
 def test_a_layer_that_needs_a_graph_has_a_histogram() -> None:
