@@ -22,7 +22,9 @@ _AROUND = re.compile(
 # How TensorFlow names the type.
 OF_DOUBLES = re.compile(r"\b(?:float64|double)\b")
 # Its errors about two shapes that do not fit.
-_OF_SHAPES = re.compile(r"must be equal|ncompatible shapes|broadcastable|must match")
+_OF_SHAPES = re.compile(
+    r"must be equal|ncompatible shapes|broadcastable|must match|(?:annot|to) reshape"
+)
 
 
 class PerBatchError(UsageError):

@@ -7,10 +7,13 @@ import pathlib
 import pwd
 
 import pytest
+import tensorflow as tf
 
+from strategies.common.errors import UsageError
 from tests.processes import ROOT, run
 from trainers.cli.tensorflow_setup import check_backend
 from trainers.main import main
+from trainers.user_code import wrap_user_errors
 
 UNFIT = "tests.trainers.user_code.unfit"
 MADE = "tests.trainers.user_code.factories"
@@ -141,6 +144,18 @@ def test_the_cause_of_an_error_in_a_layer_is_not_cut_off(
     data = f"--dataset={MADE}:arrays"
     line = refused(capfd, tmp_path, f"--model={MADE}:two_in_two_out", data)
     assert "but it received 1 input tensors" in line
+
+
+def test_a_fixed_number_of_rows_is_no_mere_error_of_the_layer() -> None:
+    words = "take its size from the inputs"
+    with pytest.raises(UsageError, match=words), wrap_user_errors("--script=a.py"):
+        tf.reshape(tf.zeros([4, 4]), [8, 2, 2])
+    with (
+        tf.Graph().as_default(),
+        pytest.raises(UsageError, match=words),
+        wrap_user_errors("--script=a.py"),
+    ):
+        tf.reshape(tf.zeros([4, 4]), [8, 2, 2])
 
 
 def test_a_model_of_the_project_is_not_given_strings(
