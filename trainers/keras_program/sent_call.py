@@ -47,8 +47,10 @@ class SentCall:
         """Writes a call of `model.fit`, and returns a program that calls it.
 
         Raises:
-          UsageError: The model or an argument cannot be written.
+          UsageError: The model is not compiled, or it or an argument cannot be written.
         """
+        if not model.compiled:
+            raise UsageError("fit gets a model that is not compiled: compile it first.")
         try:
             model.save(self.folder / _MODEL)
         except Exception as error:
@@ -121,7 +123,10 @@ def _receive_optimizer(model: keras.Model, trained: keras.Model) -> None:
 
 
 def _of_notebook() -> dict[str, Any]:
-    """Returns the classes and functions that the program or notebook defines."""
+    """Returns the classes and functions that the program or notebook defines.
+
+    Their names are those of the notebook and those by which Keras saves them.
+    """
     found = {}
     for name, value in vars(sys.modules["__main__"]).items():
         kinds = type, types.FunctionType
@@ -130,7 +135,8 @@ def _of_notebook() -> dict[str, Any]:
             # says which class is missing.
             with contextlib.suppress(Exception):
                 cloudpickle.dumps(value)
-                found[name] = value
+                # Keras looks for a registered class by another name.
+                found[name] = found[keras.saving.get_registered_name(value)] = value
     return found
 
 

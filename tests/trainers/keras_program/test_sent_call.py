@@ -26,12 +26,20 @@ if __name__ == "__main__":
         def call(self, inputs):
             return 2 * inputs
 
+    @keras.saving.register_keras_serializable("own")
+    class Halved(keras.layers.Layer):
+        def call(self, inputs):
+            return inputs / 2
+
+    @keras.saving.register_keras_serializable("own")
     def squared_error(labels, predictions):
         return keras.ops.mean(keras.ops.square(labels - predictions), axis=-1)
 
     def made():
         inputs = keras.Input((4,))
-        outputs = keras.layers.Dense(1)(Doubled()(keras.layers.Dense(3)(inputs)))
+        outputs = keras.layers.Dense(1)(
+            Halved()(Doubled()(keras.layers.Dense(3)(inputs)))
+        )
         model = keras.Model(inputs, outputs, name="my.line")
         model.compile(keras.optimizers.Adam(0.01), squared_error, metrics=["mae"])
         return model
@@ -116,6 +124,7 @@ def test_a_model_that_fit_builds_comes_back_trained(tmp_path: pathlib.Path) -> N
             """,
             ("cannot send its arguments", "--script"),
         ),
+        ("trainers.fit(keras.Sequential(), x, y)", ("not compiled",)),
         (
             "trainers.fit(made(), x, y, strategy='mirored')",
             ("mirored", "mirrored"),
