@@ -213,4 +213,11 @@ def _limit(given: dict[str, Any]) -> None:
 def _callbacks(given: Any) -> Sequence[keras.callbacks.Callback]:
     if isinstance(given, keras.callbacks.CallbackList):
         return list(given.callbacks)
-    return list(keras.tree.flatten(given)) if given else []
+    callbacks = list(keras.tree.flatten(given)) if given else []
+    for callback in callbacks:
+        if isinstance(callback, type) or not hasattr(callback, "set_model"):
+            raise UsageError(
+                f"fit has {shown(repr(callback))} among its callbacks: give objects of "
+                "keras.callbacks.Callback, such as EarlyStopping() with parentheses."
+            )
+    return callbacks

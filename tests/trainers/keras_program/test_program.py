@@ -382,7 +382,11 @@ def test_epochs_are_counted_as_the_program_counts_them(tmp_path: pathlib.Path) -
             ),
         ),
         ("model.fit(x, y, batch_size=0)", ("batch_size=0",)),
-        further("model.fit(x, y, epochs=0)", ("fit that trains",)),
+        (
+            "model.fit(x, y, callbacks=[keras.callbacks.EarlyStopping])",
+            ("EarlyStopping'", "with parentheses"),
+        ),
+        further("model.fit(x, y, epochs=0)", ("for an epoch or more",)),
         (
             "model.trainable = False\nmodel.compile('sgd', 'mse')\nmodel.fit(x, y)",
             ("error: --script=", "train.py has no weights to train"),
