@@ -125,7 +125,7 @@ def _receive_optimizer(model: keras.Model, trained: keras.Model) -> None:
 def _of_notebook() -> dict[str, Any]:
     """Returns the classes and functions that the program or notebook defines.
 
-    Their names are those of the notebook and those by which Keras saves them.
+    A name is the one in the notebook, or the one by which Keras saves it.
     """
     found = {}
     for name, value in vars(sys.modules["__main__"]).items():
