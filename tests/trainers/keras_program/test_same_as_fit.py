@@ -145,8 +145,8 @@ def _tolerance_of(name: str) -> float:
 @pytest.mark.parametrize("strategy", chosen(_STRATEGIES, ("mirrored",)))
 @pytest.mark.parametrize(
     "program",
-    # Losses that layers add are among the calls of fit below, and several outputs in
-    # test_metric_names.py.
+    # Losses that layers add are among the calls of fit below, and several outputs and
+    # their weights in test_metric_names.py and ../user_code/test_objective.py.
     chosen(_DETERMINISTIC, ("embedded_positions", "kept_optimizer")),
 )
 def test_a_program_trains_as_with_fit(
