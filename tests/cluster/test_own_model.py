@@ -60,12 +60,12 @@ def test_dropout_and_batch_normalization_train(
     strategy: tuple[str, ...], tmp_path: pathlib.Path
 ) -> None:
     (tmp_path / "own.py").write_text(OWN_MODEL, encoding="utf-8")
-    flags = ("--model=own.py:model", "--train_steps=200", "--learning_rate=0.005")
+    flags = ("--model=own.py:model", "--train_steps=100", "--learning_rate=0.01")
     quiet = ("--eval_every_steps=none", "--set=report.histogram_every_steps=none")
     done = processes.run("--run_dir=run", *strategy, *flags, *quiet, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     result = processes.result_of(tmp_path / "run")
-    # One device reaches 0.96 to 0.97 here.
+    # One device reaches 0.97 here.
     assert result["final"]["eval_accuracy"] > 0.93
     assert_moving_statistics_have_moved(tmp_path / "run")
 
@@ -104,7 +104,7 @@ def test_exit_functions_are_called_in_every_process_that_trains(
 
 
 def assert_moving_statistics_have_moved(run: pathlib.Path) -> None:
-    saved = tf.train.load_checkpoint(str(run / "checkpoints/step-00000200/variables"))
+    saved = tf.train.load_checkpoint(str(run / "checkpoints/step-00000100/variables"))
     values = {
         name.split("/")[-3]: saved.get_tensor(name)
         for name in saved.get_variable_to_shape_map()
