@@ -39,10 +39,11 @@ if action == "wait":
     time.sleep(100)
 if action == "stop":
     os.kill(os.getpid(), signal.SIGSTOP)
-if action == "never end":
+if action == "end late":
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     (folder / "ready").touch()
-    time.sleep(100)
+    time.sleep(10)
+    sys.exit(0)
 if action == "end when another is back":
     while not any((folder / f"worker-{n}.starts").read_text().count("\\n") > 1
                   for n in (0, 1) if (folder / f"worker-{n}.starts").exists()):
@@ -280,7 +281,7 @@ def test_servers_are_not_waited_for_when_no_chief_is_left_to_dismiss_them(
 
 
 def test_a_chief_that_does_not_end_in_time_is_killed(tmp_path: pathlib.Path) -> None:
-    cluster = Cluster(tmp_path, {"worker-0": ["never end"]})
+    cluster = Cluster(tmp_path, {"worker-0": ["end late"]})
 
     def stop_when_ready() -> None:
         while not (tmp_path / "ready").exists():
