@@ -11,7 +11,7 @@ import subprocess
 import pytest
 
 from benchmarks import record
-from benchmarks.speed.sides import Measured, Peer, Project
+from benchmarks.speed.sides import Measured, Peer, Project, Side
 from benchmarks.speed.subject import Subject, measure_pairs
 from benchmarks.speed.subjects import SUBJECTS
 from tests.markers import further
@@ -155,7 +155,7 @@ DATA = (
     *("--model=mlp", "--dataset=synthetic", "--set=data.input_shape=5"),
     "--eval_every_steps=none",
 )
-SIDES = {
+SIDES: dict[str, Side] = {
     "project": Project((*SIZE, *DATA, "--train_steps=60", "--steps_per_loop=10")),
     "peer": Peer(
         "tensorflow_loop", (*SIZE, "--work=mlp", "--steps=60", "--steps_per_call=10")

@@ -234,11 +234,9 @@ def hand_over_updates(kind: type[Any]) -> None:
             trainable_variables = optimizer._trainable_variables
         scope.catch(optimizer, grads, trainable_variables)
 
-    with_own_apply = (
-        keras.optimizers.LossScaleOptimizer,
-        keras.optimizers.MultiOptimizer,
-    )
-    for optimizer in (keras.optimizers.Optimizer, *with_own_apply):
+    # Those with an `apply` of their own. Keras 3.12 has no MultiOptimizer.
+    kinds = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
+    for optimizer in filter(None, (getattr(keras.optimizers, k, None) for k in kinds)):
         optimizer.apply = in_scope(optimizer.apply, catch)
         optimizer.scale_loss = in_scope(
             optimizer.scale_loss, lambda scope, optimizer, loss: scope.scale_loss(loss)

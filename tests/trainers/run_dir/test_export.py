@@ -110,8 +110,10 @@ def test_a_run_whose_last_export_does_not_fit_has_failed_and_can_go_on(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     folder = tmp_path / "run"
-    given = ("", "--model=mlp", "--jit_compile=off", "--export=keras")
-    given = (*given, "--train_steps=3", f"--run_dir={folder}")
+    given = (
+        *("", "--model=mlp", "--jit_compile=off", "--export=keras"),
+        *("--train_steps=3", f"--run_dir={folder}"),
+    )
     with monkeypatch.context() as patch:
         patch.setattr(Exports, "write", fail)
         assert main(given) == 2

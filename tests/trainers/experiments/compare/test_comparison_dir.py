@@ -44,8 +44,10 @@ def test_a_comparison_that_was_killed_as_it_wrote_its_plan_is_begun_again(
 def test_a_complete_run_that_was_not_measured_is_run_again(
     tmp_path: pathlib.Path,
 ) -> None:
-    words = ("--mode=compare", "--strategies=one_device,tower", "--seeds=2")
-    words = (*words, "--train_steps=20", "--run_dir=out")
+    words = (
+        *("--mode=compare", "--strategies=one_device,tower", "--seeds=2"),
+        *("--train_steps=20", "--run_dir=out"),
+    )
     begun = 0
 
     def count() -> None:
