@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,7 +32,7 @@ from trainers.reporting.tracking.tracking import Tracking
 from trainers.run_dir.checkpoints import Checkpoints
 from trainers.run_dir.continuation import check_enough_steps
 from trainers.run_dir.export import BEST, LAST, Exports
-from trainers.run_dir.train_state import is_stopped
+from trainers.run_dir.train_state import DataSize, is_stopped
 from trainers.run_dir.training_dir import TrainingDir
 
 
@@ -87,6 +88,7 @@ class Reporter(NullReporter):
     def restore_newest(self) -> bool:
         if self._folder.holds_a_run:
             self._restored = self._checkpoints.restore_newest(self._console.warn)
+            self._compare_data(self._restored or {})
         self._rollbacks.restore(self._restored or {})
         step = self._parts.applied_steps()
         check_enough_steps(self._folder.path, step, self._parts.train_steps)
@@ -98,6 +100,26 @@ class Reporter(NullReporter):
         words = f"{self._folder.path} is complete at step {step}: nothing to do."
         self._console.say(words)
         return True
+
+    def _compare_data(self, state: Mapping[str, Any]) -> None:
+        """Warns if the data of a resumed run have other numbers of examples."""
+        # An older version has not kept them; a program's depend on its epochs as well.
+        if "data" not in state or self._parts.config.model.script is not None:
+            return
+        was, now = DataSize(**state["data"]), self._data_size()
+        if was != now:
+            self._console.warn(
+                f"{self._folder.path} was trained on {was.train:,} examples, with "
+                f"{was.evaluation:,} held out, and the data have {now.train:,} and "
+                f"{now.evaluation:,} now: the order is another one, and examples may "
+                "be held out that were trained on."
+            )
+
+    def _data_size(self) -> DataSize:
+        data = self._parts.data
+        # A user's function may count in NumPy's integers.
+        counts = (data.train.num_examples, data.evaluation.num_examples)
+        return DataSize(*map(int, counts))
 
     def begin(self, first_step: int) -> None:
         parts, folder, metrics = self._parts, self._folder, self._metrics
@@ -185,6 +207,7 @@ class Reporter(NullReporter):
         state = {
             "interval_sums": self._metrics.window.sums(),
             "tally": self._metrics.counters.state(),
+            "data": dataclasses.asdict(self._data_size()),
             **self._rollbacks.state(),
             **program,
         }

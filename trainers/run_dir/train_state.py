@@ -65,6 +65,19 @@ class RollbackHistory:
     learning_rate_factor: float = 1.0
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class DataSize:
+    """Number of examples of a run.
+
+    Attributes:
+      train: Number of examples to train on.
+      evaluation: Number of held-out examples.
+    """
+
+    train: int = 0
+    evaluation: int = 0
+
+
 # What a program's callbacks have in their attributes, by callback.
 CALLBACKS = "callbacks"
 # In the history of a program's `fit`: whether a callback has stopped the training.
@@ -83,7 +96,7 @@ def is_stopped(state: Mapping[str, Any]) -> bool:
 
 
 # Parts with fixed fields, and parts with entries by the names of a program.
-_PARTS = {"tally": TrainCounters, "rollbacks": RollbackHistory}
+_PARTS = {"tally": TrainCounters, "rollbacks": RollbackHistory, "data": DataSize}
 _BY_NAME = ("interval_sums", "epoch_sums", "history", CALLBACKS)
 
 

@@ -11,6 +11,8 @@ from strategies import registry
 from tests import processes
 from tests.markers import chosen
 from trainers.main import main
+from trainers.write_tfrecord import make_examples
+from trainers.write_tfrecord import write as write_records
 
 pytestmark = pytest.mark.slow
 
@@ -94,3 +96,19 @@ def test_a_run_without_checkpoints_begins_again(
     assert "continued" not in capfd.readouterr().out
     assert processes.result_of(run)["weights_sha256"] == expected["weights_sha256"]
     assert steps_of(run) == [20, 40, 60, 60]
+
+
+def test_data_that_have_grown_are_remarked_upon(
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "train.tfrecord"
+    flags = ["main", "--dataset=tfrecord", f"--data_path={data}", "--model=mlp"]
+    flags += ["--jit_compile=off", f"--run_dir={tmp_path / 'run'}"]
+    write_records(data, *make_examples(100, seed=0))
+    assert main([*flags, "--train_steps=2"]) == 0
+    assert main([*flags, "--train_steps=3", "--resume=auto"]) == 0
+    assert capfd.readouterr().err == ""
+    write_records(data, *make_examples(200, seed=0))
+    assert main([*flags, "--train_steps=4", "--resume=auto"]) == 0
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "on 80 examples, with 20 held out, and the data have 160 and 40" in line
