@@ -72,7 +72,7 @@ def test_strategies_of_one_process_train_the_same(
             assert verdict in ("identical", "equivalent")
     asynchronous = entries(found)["tower-async"]
     assert asynchronous["staleness"]["max"] >= 0
-    assert "older weights: by so many updates, mean " in done.stdout
+    assert "(updates in between: mean " in done.stdout
     words = "change copies of the weights of their own"
     assert (words in done.stdout) == ("parameter_averaging" in names)
     assert found["steps"] == 5
