@@ -11,7 +11,7 @@ import pytest
 from tests import processes
 
 # test_stream.py counts the batches that are read ahead.
-pytestmark = (pytest.mark.slow, pytest.mark.exhaustive)
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 # Batches of 1 MiB.
 _PROGRAM = """
