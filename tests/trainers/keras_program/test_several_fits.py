@@ -99,6 +99,15 @@ def test_models_in_turn_leave_logs_as_they_are(tmp_path: pathlib.Path) -> None:
     assert "of the program: all folds" in done.stderr
 
 
+def assert_trains_as_by_fit(models: str, strategy: str, tmp_path: pathlib.Path) -> None:
+    """Asserts that models train under a strategy on `_PROGRAM`'s data as by `fit`."""
+    text = _PROGRAM.partition("model")[0] + models
+    plain, run = tmp_path / "plain", tmp_path / "run"
+    for folder in (plain, run):
+        folder.mkdir()
+    assert_same(under(run, text, f"--strategy={strategy}"), by_fit(plain, text))
+
+
 _OPTIMIZERS_OF_OPTIMIZERS = """
 import tensorflow as tf
 from keras import optimizers
@@ -147,11 +156,7 @@ for kind, optimizer in zip(kinds, [both, each, ahead]):
 
 def test_optimizers_inside_of_another_update(tmp_path: pathlib.Path) -> None:
     """Each sums gradients over replicas by itself, unless it is prevented."""
-    text = _PROGRAM.partition("model")[0] + _OPTIMIZERS_OF_OPTIMIZERS
-    plain, run = tmp_path / "plain", tmp_path / "run"
-    for folder in (plain, run):
-        folder.mkdir()
-    assert_same(under(run, text, "--strategy=mirrored"), by_fit(plain, text))
+    assert_trains_as_by_fit(_OPTIMIZERS_OF_OPTIMIZERS, "mirrored", tmp_path)
 
 
 _SCHEDULE_LATER = """
@@ -172,11 +177,7 @@ model.fit(x, y, batch_size=16)
 
 def test_a_schedule_takes_the_place_of_a_rate(tmp_path: pathlib.Path) -> None:
     """The variable of the rate is then none of the optimizer any more."""
-    text = _PROGRAM.partition("model")[0] + _SCHEDULE_LATER
-    plain, run = tmp_path / "plain", tmp_path / "run"
-    for folder in (plain, run):
-        folder.mkdir()
-    assert_same(under(run, text, "--strategy=one_device"), by_fit(plain, text))
+    assert_trains_as_by_fit(_SCHEDULE_LATER, "one_device", tmp_path)
 
 
 _FREEZING = """
@@ -196,11 +197,7 @@ assert base.trainable and base.kernel.trainable
 
 
 def test_layers_are_frozen_by_the_next_compile(tmp_path: pathlib.Path) -> None:
-    text = _PROGRAM.partition("model")[0] + _FREEZING
-    plain, run = tmp_path / "plain", tmp_path / "run"
-    for folder in (plain, run):
-        folder.mkdir()
-    assert_same(under(run, text, "--strategy=one_device"), by_fit(plain, text))
+    assert_trains_as_by_fit(_FREEZING, "one_device", tmp_path)
 
 
 # As in TensorFlow's tutorial on regression: the first rows make the input of a model.
