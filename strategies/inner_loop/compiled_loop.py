@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -39,9 +39,9 @@ class CompiledLoop(InnerLoop):
     def __init__(
         self, step: Step, replica_step: ReplicaFunction, update: Update | None
     ):
-        super().__init__(
-            dataclasses.replace(step, apply_if=_apply_if), replica_step, update
-        )
+        apply_if = functools.partial(_apply_if, step.apply)
+        step = dataclasses.replace(step, apply_if=apply_if)
+        super().__init__(step, replica_step, update)
 
     def function_of(self, batches: Any) -> Any:
         if self._function is None:
@@ -183,8 +183,13 @@ class CompiledLoop(InnerLoop):
         return done, finite, rows.stack(), gradients
 
 
-def _apply_if(update: Update, outputs: ReplicaOutputs, finite: tf.Tensor) -> None:
-    """Applies an update if a bool scalar is true, without a branch.
+def _apply_if(
+    apply: Callable[[Update, Any], object],
+    update: Update,
+    outputs: ReplicaOutputs,
+    finite: tf.Tensor,
+) -> None:
+    """Applies an update by `Step.apply` if a bool scalar is true, without a branch.
 
     XLA copies every variable once a step that comes out of a branch, a tenth of a step
     of a 784-512-512-10 network. It makes a choice between two values a part of the
@@ -192,8 +197,7 @@ def _apply_if(update: Update, outputs: ReplicaOutputs, finite: tf.Tensor) -> Non
     """
     variables = update.variables()
     before = [variable.read_value() for variable in variables]
-    update.apply(outputs)
-    update.increment_step()
+    apply(update, outputs)
     for variable, value in zip(variables, before, strict=True):
         variable.assign(tf.where(finite, variable, value))
 

@@ -68,8 +68,8 @@ class InnerLoop:
         function = self.function_of(batches)
         concrete = function.get_concrete_function(self._given(batches), *arguments)
         if self._signature is not None:
-            # To find the trace for each call, and to bind and cast its arguments, took
-            # 1.4 of the 4 milliseconds of 50 steps of a 5-10-2 network.
+            # Every call has the same specification. To find the trace for it takes a
+            # millisecond of each call, and to bind its arguments takes 0.4 more.
             self._flat_call = flat_call(concrete)
         return concrete.graph
 
