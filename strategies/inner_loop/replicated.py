@@ -242,13 +242,13 @@ class _Packed(NamedTuple):
     Attributes:
       values: The tensors.
       vector: One vector of all of them, or a single tensor in its own shape.
-      sizes: Number of elements of each tensor and of the zeros behind them; empty for a
-        single tensor in its own shape.
+      unpack: Function from the sum of `vector` to the sums of the tensors, in the type
+        of `vector`.
     """
 
     values: Sequence[tf.Tensor]
     vector: tf.Tensor
-    sizes: Sequence[tf.Tensor | int]
+    unpack: Callable[[tf.Tensor], Sequence[tf.Tensor]]
 
 
 def _pack(
@@ -263,15 +263,28 @@ def _pack(
         size = sum(value.shape.num_elements() or 0 for value in values)
         replicas = context.num_replicas_in_sync
         missing = size_with_parts_for_all(size, dtype.size, replicas) - size
+    cast = [tf.cast(value, dtype) for value in values]
     # A single tensor keeps its shape: a copy into a vector would gain nothing.
     if len(values) == 1 and not missing:
-        return _Packed(values, tf.cast(values[0], dtype), [])
-    vectors = [tf.reshape(tf.cast(value, dtype), [-1]) for value in values]
+        return _Packed(values, cast[0], lambda summed: [summed])
+    # Without a reshape for each of them.
+    if all(value.shape.rank == 0 for value in values):
+        vector = tf.stack([*cast, *[tf.zeros([], dtype)] * missing])
+        return _Packed(values, vector, lambda summed: tf.unstack(summed)[: len(values)])
+    vectors = [tf.reshape(value, [-1]) for value in cast]
     sizes = [tf.size(value) for value in values]
     if missing:
         vectors.append(tf.zeros([missing], dtype))
         sizes.append(missing)
-    return _Packed(values, tf.concat(vectors, axis=0), sizes)
+
+    def unpack(summed: tf.Tensor) -> list[tf.Tensor]:
+        parts = tf.split(summed, sizes)[: len(values)]
+        return [
+            tf.reshape(part, tf.shape(value))
+            for part, value in zip(parts, values, strict=True)
+        ]
+
+    return _Packed(values, tf.concat(vectors, axis=0), unpack)
 
 
 def _sum_dense_tensor(
@@ -307,10 +320,7 @@ def _sum_packed(
     summed = _sum_dense_tensor(context, vector)
     if is_ring:
         summed = tf.squeeze(summed, 0)
-    if not packed.sizes:
-        return [tf.cast(summed, packed.values[0].dtype)]
-    parts = tf.split(summed, packed.sizes)[: len(packed.values)]
     return [
-        tf.cast(tf.reshape(part, tf.shape(value)), value.dtype)
-        for part, value in zip(parts, packed.values, strict=True)
+        tf.cast(total, value.dtype)
+        for total, value in zip(packed.unpack(summed), packed.values, strict=True)
     ]

@@ -22,11 +22,15 @@ def weighted_sums(values: Values, batch: Batch) -> dict[str, tf.Tensor]:
     Returns:
       Sums by name: scalars, except for sums that were passed as such.
     """
+    # One for each type, because a small step takes as long as it has operations.
+    weights: dict[tf.DType, tf.Tensor] = {}
 
     def of_rows_that_count(value: tf.Tensor | Summed) -> tf.Tensor:
         if not isinstance(value, Summed):
+            if value.dtype not in weights:
+                weights[value.dtype] = row_weights(batch, value)
             # Zero also where the row of an empty shard has a value that is not finite.
-            rows = tf.math.multiply_no_nan(value, row_weights(batch, value))
+            rows = tf.math.multiply_no_nan(value, weights[value.dtype])
             return tf.reduce_sum(rows)
         # Only the row of an empty shard does not count.
         total = value.total
