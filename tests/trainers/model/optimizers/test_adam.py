@@ -139,3 +139,27 @@ def test_rows_of_a_table_move_as_with_keras() -> None:
         optimizer.apply([rows], [variable])
         values.append(variable.numpy())
     np.testing.assert_allclose(*values, rtol=TOLERANCE)
+
+
+def test_several_variables_in_several_updates_of_a_graph_are_the_formula() -> None:
+    """All variables of a device share the powers, and the next update has its own."""
+    variables = [
+        keras.Variable(np.linspace(-1, 1, 12).reshape(4, 3), dtype="float64")
+        for _ in range(3)
+    ]
+    optimizer = Adam(**SETTINGS)
+    optimizer.build(variables)
+
+    @tf.function
+    def all_updates() -> None:
+        for gradient in gradients():
+            optimizer.apply([tf.constant(gradient)] * 3, variables)
+
+    all_updates()
+    graph = all_updates.get_concrete_function().graph
+    operations = [operation.type for operation in graph.get_operations()]
+    assert operations.count("ResourceApplyAdam") == 3 * 20
+    assert operations.count("Pow") == 2 * 20
+    expected, *_ = by_formula(0.0)
+    for variable in variables:
+        np.testing.assert_allclose(variable.numpy(), expected, rtol=TOLERANCE_OF_DOUBLE)
