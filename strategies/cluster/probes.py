@@ -20,9 +20,10 @@ V = TypeVar("V")
 
 REMEDY = "start all tasks again, with --resume=auto to continue the run."
 _CONNECT_SECONDS = 1.0
-# Errors of a connection if no packet comes back from the other machine: it is off, or a
-# cable on the way is out. The state of its task is unknown then.
+# Errors of a connection if no packet comes back: the other machine is off, a cable on
+# the way is out, or no name server answers. The state of its task is unknown then.
 _UNHEARD = (
+    socket.EAI_AGAIN,
     errno.ETIMEDOUT,
     errno.EHOSTUNREACH,
     errno.EHOSTDOWN,

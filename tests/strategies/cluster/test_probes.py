@@ -1,0 +1,32 @@
+"""Tests of what a failed connection says about a task."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+import pytest
+
+from strategies.cluster import probes
+from strategies.cluster.probes import PeerState, peer_state
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), PeerState.GONE),
+        (OSError(errno.EHOSTUNREACH, "no route"), PeerState.SILENT),
+        # A scheduler removes the name of a task that has ended.
+        (socket.gaierror(socket.EAI_NONAME, "unknown name"), PeerState.GONE),
+        # A name server that does not answer knows nothing of the task.
+        (socket.gaierror(socket.EAI_AGAIN, "temporary failure"), PeerState.SILENT),
+    ],
+)
+def test_only_an_answer_shows_that_a_task_is_gone(
+    error: OSError, state: PeerState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(address: object, seconds: float) -> socket.socket:
+        raise error
+
+    monkeypatch.setattr(probes.socket, "create_connection", fail)
+    assert peer_state("worker-0.example:2222") is state
