@@ -79,7 +79,7 @@ def _declaration(name: str) -> _Declaration:
 
 @functools.cache
 def _declarations() -> dict[str, _Declaration]:
-    found = {}
+    found: dict[str, _Declaration] = {}
     # Only this folder: subfolders hold no strategies.
     for path in sorted(_FOLDER.glob("*.py")):
         for node in _parsed(path).body:
@@ -88,6 +88,11 @@ def _declarations() -> dict[str, _Declaration]:
                 for base in node.bases
             ):
                 name, traits = _literals(node, path)
+                if name in found:
+                    raise UsageError(
+                        f"strategies/{path.name}: class {node.name} has the name "
+                        f"{name!r} of {found[name].path}: give each its own."
+                    )
                 found[name] = _Declaration(f"strategies.{path.stem}", node.name, traits)
     return found
 

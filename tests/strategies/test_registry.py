@@ -50,3 +50,15 @@ def test_a_faulty_file_is_one_line(
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("error: strategies/median.py")
     assert words in line
+
+
+def test_a_name_of_two_strategies_is_one_line(
+    folder: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One of them would have been trained as the other, without a word."""
+    text = f"class Tower(Strategy):\n  name = 'tower'\n  traits = {_TRAITS}\n"
+    (folder / "tower_copy.py").write_text(text)
+    assert main(["", "--strategy=tower"]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("error: strategies/tower_copy.py: class Tower has the name")
+    assert "'tower' of strategies/tower.py" in line
