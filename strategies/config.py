@@ -378,10 +378,10 @@ class StrategyConfig:
 
         A single asynchronous worker or tower always computes on the newest weights.
         """
-        alone = self.num_replicas == 1
+        replicas = self.num_replicas or self.device_choice.num_devices
         if self.traits.multi_process:
-            alone = self.expected_workers == 1
-        return not (self.is_synchronous or alone)
+            replicas = self.expected_workers
+        return not (self.is_synchronous or replicas == 1)
 
     @property
     def averaged(self) -> str | None:

@@ -38,6 +38,7 @@ class ModelParallel(Strategy):
         matches_one_device=True,
         is_model_parallel=True,
         max_replicas=1,
+        averages=(),
         summary="The model's layers in stages, one per device, fed as a pipeline.",
     )
 
