@@ -36,7 +36,7 @@ from strategies.inner_loop.input import StepChunks
 from strategies.inner_loop.replicated import all_reduce_local, compile_replicated
 from strategies.inner_loop.sharding import take_replica_shard
 from strategies.local_sgd.averages import Averages
-from strategies.local_sgd.replica_variables import Copies
+from strategies.local_sgd.replica_variables import DeviceCopies
 
 
 class ParameterAveraging(Strategy):
@@ -88,7 +88,7 @@ class ParameterAveraging(Strategy):
             return compile_replicated(
                 self._strategy, take_replica_shard, all_reduce_local, replica_step, None
             )
-        copies = Copies(self._strategy, update)
+        copies = DeviceCopies(self._strategy, update)
         self._averages = Averages(self._strategy, copies, update, self._config)
         # Between two calls the variables hold the mean, for evaluation and checkpoints.
         return self._averages.compile(

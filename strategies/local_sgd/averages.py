@@ -20,8 +20,7 @@ from strategies.inner_loop.replicated import (
 )
 from strategies.local_sgd.local_steps import local_step, sum_reported
 from strategies.local_sgd.outer_optimizer import OuterOptimizer
-from strategies.local_sgd.replica_variables import Copies
-from strategies.local_sgd.worker_variables import WorkerCopies
+from strategies.local_sgd.replica_variables import ReplicaVariables
 
 if TYPE_CHECKING:
     from strategies.config import StrategyConfig
@@ -39,7 +38,7 @@ class Averages:
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
-        copies: Copies | WorkerCopies,
+        copies: ReplicaVariables,
         update: Update,
         config: StrategyConfig,
     ):

@@ -1,7 +1,8 @@
-"""Variables with copies that differ between the replicas of one process."""
+"""Variables with copies that differ between replicas."""
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -10,13 +11,13 @@ from strategies.common.types import Update
 from strategies.inner_loop.reduction import mean_of_copies
 
 
-class Copies:
-    """Replica variables of a mirrored strategy: local values in steps, means outside.
+class ReplicaVariables(abc.ABC):
+    """Copies of variables: local values of replicas in steps, means outside.
 
-    The variables are mirrored, with a component on the device of each replica. While
-    steps run, a component has the local value of its replica. Between calls of the
-    inner loop all components have the mean, so that evaluation, checkpoints and
-    histograms see one model. The local values are stored separately meanwhile, so that
+    The variables are those of a strategy of tf.distribute, with a component on the
+    device of each replica. While steps run, a component has the local value of its
+    replica. For evaluation, checkpoints and histograms, which see one model, all
+    components have the mean. The local values are stored separately meanwhile, so that
     these readers do not change the training. A variable that is no longer the mean has
     been assigned meanwhile, as by a callback; all replicas take its value.
     """
@@ -31,24 +32,19 @@ class Copies:
         self._strategy = strategy
         self._update = update
         self._variables = [*update.weights(), *update.optimizer_state()]
-        self._components = [
-            strategy.experimental_local_results(variable)
-            for variable in self._variables
-        ]
-        self._aside = [
-            [_variable_like(copy) for copy in copies] for copies in self._components
-        ]
-        # Step at which the local values were stored; -1 for no step.
-        self._aside_at = tf.Variable(-1, trainable=False, dtype=tf.int64)
-        self._take_up = tf.function(self._assign_own, autograph=False)
-        self._put_aside = tf.function(self._keep_and_average, autograph=False)
+        self._stored = list(map(self._store_of, self._variables))
+        with tf.device("/device:CPU:0"):
+            # Step at which the local values were stored; -1 for no step.
+            self._stored_at = tf.Variable(-1, trainable=False, dtype=tf.int64)
+        self._load = tf.function(self._assign_local, autograph=False)
+        self._store = tf.function(self._store_and_average, autograph=False)
 
     def variables(self) -> Sequence[tf.Variable]:
         """Returns the variables of the stored local values, in a fixed order.
 
         A checkpoint needs them in addition to the model.
         """
-        return [self._aside_at, *(copy for copies in self._aside for copy in copies)]
+        return [self._stored_at, *(one for stored in self._stored for one in stored)]
 
     def load_local(self) -> list[tf.Variable]:
         """Restores the local values of each replica, if they were stored at this step.
@@ -59,64 +55,95 @@ class Copies:
         Returns:
           Variables without local values.
         """
-        at, now = self._aside_at.numpy(), self._update.applied_updates().numpy()
+        at, now = self._stored_at.numpy(), self._update.applied_updates().numpy()
         if int(at) != int(now):
             return self._variables
-        return selected(self._variables, self._take_up())
+        flags = zip(self._variables, self._load().numpy(), strict=True)
+        return [variable for variable, is_assigned in flags if is_assigned]
 
-    def store_local(self) -> None:
-        """Stores the local values of each replica, and assigns their mean."""
-        self._put_aside()
-
+    @abc.abstractmethod
     def average(self, variables: Sequence[tf.Variable]) -> None:
         """Assigns the mean of some variables to every replica, while steps run."""
-        for variable in variables:
-            components = self._strategy.experimental_local_results(variable)
-            _assign(components, _mean(components))
 
-    def _assign_own(self) -> tf.Tensor:
+    @abc.abstractmethod
+    def _store_of(self, variable: tf.Variable) -> list[tf.Variable]:
+        """Makes the variables that store the local values of a variable."""
+
+    @abc.abstractmethod
+    def _store_local(self) -> None:
+        """Stores the local values of all variables, in a graph."""
+
+    @abc.abstractmethod
+    def _local_values(self, stored: Sequence[tf.Variable]) -> Sequence[tf.Tensor]:
+        """Returns the stored values of a variable, for each replica of this process."""
+
+    @abc.abstractmethod
+    def _mean(self, stored: Sequence[tf.Variable]) -> tf.Tensor:
+        """Returns the mean of the stored values, the same when computed again."""
+
+    def _assign_local(self) -> tf.Tensor:
         """Returns whether each variable has been assigned, bool [variables]."""
         assigned = []
-        for components, aside in zip(self._components, self._aside, strict=True):
-            is_assigned = tf.reduce_any(tf.not_equal(components[0], _mean(aside)))
-            for component, own in zip(components, aside, strict=True):
+        for variable, stored in zip(self._variables, self._stored, strict=True):
+            components = self._components(variable)
+            is_assigned = tf.reduce_any(tf.not_equal(components[0], self._mean(stored)))
+            local = self._local_values(stored)
+            for component, own in zip(components, local, strict=True):
                 with tf.device(component.device):
                     component.assign(tf.where(is_assigned, component, own))
             assigned.append(is_assigned)
         return tf.stack(assigned)
 
-    def _keep_and_average(self) -> None:
-        for components, aside in zip(self._components, self._aside, strict=True):
-            for component, own in zip(components, aside, strict=True):
+    def _store_and_average(self) -> None:
+        # Inside a `tf.function` TensorFlow runs operations on variables in the order of
+        # the program: the local values are stored before the mean is assigned.
+        self._store_local()
+        for variable, stored in zip(self._variables, self._stored, strict=True):
+            assign(self._components(variable), self._mean(stored))
+        self._stored_at.assign(self._update.applied_updates())
+
+    def _components(self, variable: tf.Variable) -> Sequence[tf.Variable]:
+        """Returns the component on each device of this process."""
+        return self._strategy.experimental_local_results(variable)
+
+
+class DeviceCopies(ReplicaVariables):
+    """Replica variables of one process, which have the mean between two calls."""
+
+    def store_local(self) -> None:
+        """Stores the local values of each replica, and assigns their mean."""
+        self._store()
+
+    def average(self, variables: Sequence[tf.Variable]) -> None:
+        for variable in variables:
+            components = self._components(variable)
+            assign(components, self._mean(components))
+
+    def _store_of(self, variable: tf.Variable) -> list[tf.Variable]:
+        stored = []
+        for component in self._components(variable):
+            with tf.device(component.device):
+                stored.append(tf.Variable(component, trainable=False))
+        return stored
+
+    def _store_local(self) -> None:
+        for variable, stored in zip(self._variables, self._stored, strict=True):
+            for component, own in zip(self._components(variable), stored, strict=True):
                 with tf.device(component.device):
                     own.assign(component)
-            # TensorFlow runs operations on variables in program order inside a
-            # `tf.function`, so that the copies above have the local values.
-            _assign(components, _mean(aside))
-        self._aside_at.assign(self._update.applied_updates())
+
+    def _local_values(self, stored: Sequence[tf.Variable]) -> Sequence[tf.Tensor]:
+        return stored
+
+    def _mean(self, stored: Sequence[tf.Variable]) -> tf.Tensor:
+        # One mean for all, computed on the first replica's device: equal to the last
+        # bit.
+        with tf.device(stored[0].device):
+            return mean_of_copies(stored)
 
 
-def _mean(components: Sequence[tf.Variable]) -> tf.Tensor:
-    # One mean for all, computed on the first replica's device: equal to the last bit,
-    # also when it is computed again.
-    with tf.device(components[0].device):
-        return mean_of_copies(components)
-
-
-def _assign(components: Sequence[tf.Variable], value: tf.Tensor) -> None:
+def assign(components: Sequence[tf.Variable], value: tf.Tensor) -> None:
+    """Assigns a value to each component, on its device."""
     for component in components:
         with tf.device(component.device):
             component.assign(value)
-
-
-def selected(
-    variables: Sequence[tf.Variable], is_selected: tf.Tensor
-) -> list[tf.Variable]:
-    """Returns the variables for which a flag is true, bool [variables]."""
-    flags = is_selected.numpy()
-    return [v for v, flag in zip(variables, flags, strict=True) if flag]
-
-
-def _variable_like(variable: tf.Variable) -> tf.Variable:
-    with tf.device(variable.device):
-        return tf.Variable(variable, trainable=False)
