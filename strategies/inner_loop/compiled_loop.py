@@ -214,23 +214,13 @@ class _StepResults(NamedTuple):
 def _padded(span: Batch, shape: SpanShape) -> Batch:
     """Returns a span of the largest size, with zeros for missing steps and rows."""
 
-    def pad(sizes: Sequence[int], values: Any) -> Any:
-        def pad_one(tensor: tf.Tensor) -> tf.Tensor:
-            missing = sizes - tf.shape(tensor)[: len(sizes)]
-            behind = [[0, missing[axis]] for axis in range(len(sizes))]
-            inner = tensor.shape[len(sizes) :]
-            padded = tf.pad(tensor, [*behind, *([[0, 0]] * len(inner))])
-            return tf.ensure_shape(padded, [*sizes, *inner])
+    def padded(tensor: tf.Tensor) -> tf.Tensor:
+        # Scalars of a step have the axis of steps alone.
+        sizes = shape[: tensor.shape.rank]
+        missing = sizes - tf.shape(tensor)[: len(sizes)]
+        behind = [[0, missing[axis]] for axis in range(len(sizes))]
+        inner = tensor.shape[len(sizes) :]
+        enlarged = tf.pad(tensor, [*behind, *([[0, 0]] * len(inner))])
+        return tf.ensure_shape(enlarged, [*sizes, *inner])
 
-        return tf.nest.map_structure(pad_one, values)
-
-    by_step, by_row = shape[:1], shape
-    return Batch(
-        step=pad(by_step, span.step),
-        replica=pad(by_step, span.replica),
-        global_size=pad(by_step, span.global_size),
-        num_rows=pad(by_step, span.num_rows),
-        indices=pad(by_row, span.indices),
-        features=pad(by_row, span.features),
-        labels=pad(by_row, span.labels),
-    )
+    return tf.nest.map_structure(padded, span)
