@@ -68,7 +68,7 @@ class MultiWorkerMirrored(Strategy):
     )
 
     def __init__(self, config: StrategyConfig, cluster: Cluster):
-        self._worker = cluster.rank
+        self._rank = cluster.rank
         self._config = config
         self._exchange: UpdateExchange | None = None
         implementation = _IMPLEMENTATIONS[config.collective_implementation]
@@ -90,7 +90,7 @@ class MultiWorkerMirrored(Strategy):
                 resolver_of(cluster), communication
             )
         make_variables_of_all_types(self._strategy)
-        self._chief_values = ChiefValues(self._strategy, self._worker)
+        self._chief_values = ChiefValues(self._strategy, self._rank)
         self._num_local = self._strategy.num_replicas_in_sync // len(tasks)
         kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
         self.devices = [
@@ -118,7 +118,7 @@ class MultiWorkerMirrored(Strategy):
 
     def distribute(self, batches: GlobalBatches) -> Any:
         """Reads only the rows of this process's replicas."""
-        first = self._worker * self._num_local
+        first = self._rank * self._num_local
         shards = range(first, first + self._num_local)
         if isinstance(batches, StreamedBatches):
             return StepChunks(batches.spans_of_shards(shards, self.num_replicas))
@@ -136,7 +136,7 @@ class MultiWorkerMirrored(Strategy):
         return self._exchange.compile(self._own_shard, replica_step)
 
     def _exchange_for(self, update: Update) -> UpdateExchange:
-        config, of_replicas = self._config, (self._strategy, self._worker)
+        config, of_replicas = self._config, (self._strategy, self._rank)
         if config.averaged == "parameters":
             return WorkerAverages(*of_replicas, update, config)
         # A single replica sends nothing, and has the whole state in any case.

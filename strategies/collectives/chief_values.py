@@ -20,15 +20,15 @@ class ChiefValues:
     7 seconds at 100 Mbit/s. Of a resumed run only the chief reads the checkpoint.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, worker: int):
+    def __init__(self, strategy: tf.distribute.Strategy, rank: int):
         """Sends nothing yet.
 
         Args:
           strategy: `MultiWorkerMirroredStrategy` of all workers.
-          worker: Rank of this process among the computing processes; 0 is the chief.
+          rank: Rank of this process among the computing processes; 0 is the chief.
         """
         self._strategy = strategy
-        self._worker = worker
+        self._rank = rank
         # Traced once, because this barrier follows every checkpoint.
         self._meet = tf.function(
             lambda: self._sum_of_chief([tf.zeros([])]), autograph=False
@@ -67,7 +67,7 @@ class ChiefValues:
 
     def _sum_of_chief(self, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
         """Returns a sum to which only the chief contributes, on each replica."""
-        holds = tf.constant(self._worker == 0)
+        holds = tf.constant(self._rank == 0)
 
         def on_each_replica() -> list[tf.Tensor]:
             context = tf.distribute.get_replica_context()

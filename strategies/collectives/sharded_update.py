@@ -64,7 +64,7 @@ class ShardedUpdate(UpdateExchange):
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
-        worker: int,
+        rank: int,
         update: Update,
         all_reduce_dtype: str,
     ):
@@ -72,7 +72,7 @@ class ShardedUpdate(UpdateExchange):
 
         Args:
           strategy: Strategy with one replica on each worker.
-          worker: Rank of this process among the computing processes.
+          rank: Rank of this process among the computing processes.
           update: Update of the model.
           all_reduce_dtype: Setting of this name.
         """
@@ -94,7 +94,7 @@ class ShardedUpdate(UpdateExchange):
             )
             for indices in grouped(kinds)
         ]
-        self._spans = [bucket.spans(worker) for bucket in self._buckets]
+        self._spans = [bucket.spans(rank) for bucket in self._buckets]
         self._shard = update.shard([span for spans in self._spans for span in spans])
         # Whether the loss depends on each weight; known when a step has been traced.
         self._is_used: list[bool] = []

@@ -45,7 +45,7 @@ class CompressedSum(UpdateExchange):
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
-        worker: int,
+        rank: int,
         compression: Compression,
         update: Update,
     ):
@@ -53,7 +53,7 @@ class CompressedSum(UpdateExchange):
 
         Args:
           strategy: `MultiWorkerMirroredStrategy` with at least two replicas.
-          worker: Rank of this process among the computing processes.
+          rank: Rank of this process among the computing processes.
           compression: Way to compress gradients.
           update: Update that applies the sum.
 
@@ -65,7 +65,7 @@ class CompressedSum(UpdateExchange):
         self._method, self._specs = method_for(compression, update)
         self._errors = ReplicaErrors(
             strategy,
-            worker,
+            rank,
             [
                 [tf.zeros(s.shape, s.dtype), *self._method.initial_state(s, index)]
                 for index, s in self._specs.items()

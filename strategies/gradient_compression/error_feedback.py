@@ -24,7 +24,7 @@ class ReplicaErrors:
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
-        worker: int,
+        rank: int,
         initial: Sequence[Sequence[tf.Tensor]],
         update: Update,
     ):
@@ -32,7 +32,7 @@ class ReplicaErrors:
 
         Args:
           strategy: `MultiWorkerMirroredStrategy` with the replicas.
-          worker: Rank of this process among the computing processes.
+          rank: Rank of this process among the computing processes.
           initial: Initial values for each compressed gradient: the error, then the
             state of the method. They are the same on every replica.
           update: Update that counts the steps.
@@ -42,7 +42,7 @@ class ReplicaErrors:
         self._initial = initial
         devices = strategy.extended.worker_devices
         # The replicas of one process are neighbors in the order of all replicas.
-        self._first = worker * len(devices)
+        self._first = rank * len(devices)
         self._own = [self._variables_on(device) for device in devices]
         with tf.device("/device:CPU:0"):
             # Step of the replicas' variables, and that of the stored ones; -1 for none.

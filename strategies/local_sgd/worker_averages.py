@@ -28,7 +28,7 @@ class WorkerAverages(UpdateExchange):
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
-        worker: int,
+        rank: int,
         update: Update,
         config: StrategyConfig,
     ):
@@ -36,12 +36,12 @@ class WorkerAverages(UpdateExchange):
 
         Args:
           strategy: `MultiWorkerMirroredStrategy` with the replicas.
-          worker: Rank of this process among the computing processes.
+          rank: Rank of this process among the computing processes.
           update: Update of the model.
           config: Settings of averages.
         """
         self._num_replicas = strategy.num_replicas_in_sync
-        self._copies = WorkerCopies(strategy, worker, update)
+        self._copies = WorkerCopies(strategy, rank, update)
         self._averages = Averages(strategy, self._copies, update, config)
 
     def compile(

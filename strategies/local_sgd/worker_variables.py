@@ -24,19 +24,19 @@ class WorkerCopies(ReplicaVariables):
     machine. Each process needs memory for the variables of all replicas.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, worker: int, update: Update):
+    def __init__(self, strategy: tf.distribute.Strategy, rank: int, update: Update):
         """Makes the variables that store the local values.
 
         Args:
           strategy: Strategy with the replicas.
-          worker: Rank of this process among the computing processes.
+          rank: Rank of this process among the computing processes.
           update: Update that changes the variables, all of them floating-point.
         """
         self._num_replicas = strategy.num_replicas_in_sync
         super().__init__(strategy, update)
         num_local = len(strategy.extended.worker_devices)
         # The replicas of one process are neighbors in the order of all replicas.
-        self._local = range(worker * num_local, (worker + 1) * num_local)
+        self._local = range(rank * num_local, (rank + 1) * num_local)
         self._has_mean = True
 
     def load_local(self) -> list[tf.Variable]:
