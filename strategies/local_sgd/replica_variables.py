@@ -14,8 +14,8 @@ from strategies.inner_loop.reduction import mean_of_copies
 class ReplicaVariables(abc.ABC):
     """Copies of variables: local values of replicas in steps, means outside.
 
-    The variables are those of a strategy of tf.distribute, with a component on the
-    device of each replica. While steps run, a component has the local value of its
+    The variables belong to a strategy of tf.distribute, with a component on the device
+    of each replica. While steps run, a component has the local value of its
     replica. For evaluation, checkpoints and histograms, which see one model, all
     components have the mean. The local values are stored separately meanwhile, so that
     these readers do not change the training. A variable that is no longer the mean has
