@@ -62,10 +62,6 @@ def check_package(name: str, flag: str) -> None:
 def factory(name: str, flag: str) -> Callable[..., Any]:
     """Imports the module of a factory and returns the factory.
 
-    Args:
-      name: Name that `is_factory` accepts.
-      flag: Flag that the name was given for.
-
     Raises:
       FactoryError: There is no such module, or it has no such function.
     """

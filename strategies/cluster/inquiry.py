@@ -93,11 +93,7 @@ def answer_questions(
 
 
 def ask_peers(cluster: Cluster) -> dict[str, Report | PeerState]:
-    """Returns the report of each peer, or the state of its TCP port without a report.
-
-    Args:
-      cluster: Cluster with the task of this process.
-    """
+    """Returns the report of each peer, or without one the state of its TCP port."""
     return for_each({peer[0]: peer for peer in cluster.peers().items()}, _ask)
 
 

@@ -27,12 +27,7 @@ class SilenceWatch:
     """Thread that disconnects tasks which have been silent for too long."""
 
     def __init__(self, cluster: Cluster, patience_seconds: float):
-        """Watches nothing until `start`.
-
-        Args:
-          cluster: Cluster whose other tasks are watched.
-          patience_seconds: Longest silence of a task.
-        """
+        """Watches nothing until `start`."""
         self._cluster = cluster
         self._patience_seconds = patience_seconds
         self._ended = threading.Event()

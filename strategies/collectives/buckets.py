@@ -93,11 +93,6 @@ class Bucket:
 
 
 def unpack_part(part: tf.Tensor, spans: Sequence[Span]) -> list[tf.Tensor]:
-    """Returns the slices of a part, one for each of its spans.
-
-    Args:
-      part: Vector of a part.
-      spans: Spans of the part.
-    """
+    """Returns the slices of a part, one for each of its spans."""
     sizes = [span.stop - span.start for span in spans]
     return tf.split(part, [*sizes, part.shape[0] - sum(sizes)])[: len(sizes)]

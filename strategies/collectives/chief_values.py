@@ -21,12 +21,7 @@ class ChiefValues:
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, rank: int):
-        """Sends nothing yet.
-
-        Args:
-          strategy: `MultiWorkerMirroredStrategy` of all workers.
-          rank: Rank of this process among the computing processes; 0 is the chief.
-        """
+        """Sends nothing yet."""
         self._strategy = strategy
         self._rank = rank
         # Traced once, because this barrier follows every checkpoint.

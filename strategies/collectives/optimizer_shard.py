@@ -76,11 +76,7 @@ class OptimizerShard:
         return [part.value for part in self._slices]
 
     def held_of(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
-        """Returns the optimizer's variables while steps run: whole ones, and slices.
-
-        Args:
-          variables: All variables of the optimizer.
-        """
+        """Returns the optimizer's variables while steps run: whole ones, and slices."""
         # Variables of which this worker has a slice have no fixed shape.
         whole = [v for v in variables if v.shape.is_fully_defined()]
         return [*whole, *(part for kind in self.state for part in kind)]

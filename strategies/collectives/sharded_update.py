@@ -68,14 +68,7 @@ class ShardedUpdate(UpdateExchange):
         update: Update,
         all_reduce_dtype: str,
     ):
-        """Divides the update; its optimizer's variables stay whole until steps run.
-
-        Args:
-          strategy: Strategy with one replica on each worker.
-          rank: Rank of this process among the computing processes.
-          update: Update of the model.
-          all_reduce_dtype: Setting of this name.
-        """
+        """Divides the update; its optimizer's variables stay whole until steps run."""
         self._strategy = strategy
         self._update = update
         self._all_reduce_dtype = all_reduce_dtype
@@ -167,12 +160,7 @@ class ShardedUpdate(UpdateExchange):
     def _sum_parts(
         self, context: tf.distribute.ReplicaContext, outputs: ReplicaOutputs
     ) -> _Reduced:
-        """Returns the outputs of all replicas summed; of gradients this worker's parts.
-
-        Args:
-          context: Context of the calling replica.
-          outputs: Outputs of this replica.
-        """
+        """Returns the sum of replica outputs; of gradients, this worker's parts."""
         zero = tf.zeros([], tf.float64)
         # Without gradients, for what a step needs of the whole batch in advance.
         if not outputs.gradients:

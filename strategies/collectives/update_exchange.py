@@ -38,20 +38,11 @@ class UpdateExchange(abc.ABC):
     def compile(
         self, own_shard: OwnShard, replica_step: ReplicaFunction
     ) -> LoopFunction:
-        """Builds the train function.
-
-        Args:
-          own_shard: Function from the input and a replica's context to its shard.
-          replica_step: Function that computes the outputs of one replica.
-        """
+        """Builds the train function."""
 
     @abc.abstractmethod
     def communication(self, gradient_bytes: int) -> Communication:
-        """Returns the bytes that a replica sends for one update.
-
-        Args:
-          gradient_bytes: Bytes of all gradients of a replica.
-        """
+        """Returns the bytes that a replica sends for one update."""
 
     def variables(self) -> Sequence[tf.Variable]:
         """Returns the variables that a checkpoint needs in addition to the model."""
@@ -74,13 +65,6 @@ class SummedGradients(UpdateExchange):
     def __init__(
         self, strategy: tf.distribute.Strategy, update: Update, all_reduce_dtype: str
     ):
-        """Stores the parts of an exchange.
-
-        Args:
-          strategy: Strategy with the replicas.
-          update: Update that applies the sum.
-          all_reduce_dtype: Setting of this name.
-        """
         self._strategy = strategy
         self._update = update
         self._all_reduce_dtype = all_reduce_dtype

@@ -113,11 +113,7 @@ def sync_to_disk(path: pathlib.Path) -> None:
 
 
 def new_folder(kind: str) -> pathlib.Path:
-    """Returns a new path below runs/ with the kind of run in its name.
-
-    Args:
-      kind: Kind of the run, the first part of the name.
-    """
+    """Returns a new path below runs/ with the kind of run in its name."""
     # Two runs may start in the same second; the process ID keeps their names apart.
     when = time.strftime("%Y%m%d-%H%M%S")
     return pathlib.Path(f"runs/{kind}-{when}-{os.getpid()}")

@@ -317,10 +317,6 @@ class GlobalBatches(Protocol):
 
         The steps of an element are the same for every shard.
 
-        Args:
-          shard_index: Index of the shard.
-          num_shards: Number of shards of a global batch.
-
         Returns:
           Batches whose every tensor is [steps, ...].
         """
@@ -364,12 +360,7 @@ class StreamedBatches(GlobalBatches, Protocol):
     def spans_of_shards(
         self, shards: Sequence[int], num_shards: int
     ) -> tf.data.Dataset:
-        """Returns tuples of the `spans` of several shards, which are read together.
-
-        Args:
-          shards: Indices of the shards.
-          num_shards: Number of shards of a global batch.
-        """
+        """Returns tuples of the `spans` of several shards, which are read together."""
 
     def windows(self) -> Iterator[tuple[int, Any]]:
         """Yields numbers of steps, and tuples of tensors from which `at` reads them.

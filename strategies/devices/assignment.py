@@ -161,25 +161,13 @@ def check_one_replica() -> None:
 
 
 def require_gpus(setting: str, instead: str) -> None:
-    """Raises UsageError if this machine has no GPU, which `setting` needs.
-
-    Args:
-      setting: Flag that needs GPUs, as on the command line.
-      instead: Alternative without GPUs, for the message.
-
-    Raises:
-      UsageError: TensorFlow finds no GPU.
-    """
+    """Raises UsageError, with the flag to give instead, if TensorFlow finds no GPU."""
     if not tf.config.list_physical_devices("GPU"):
         raise UsageError(f"{setting} needs GPUs and none was found: use {instead}.")
 
 
 def logical_cpus(wanted: int, asked_for: str = "") -> list[str]:
     """Returns the names of the CPU's logical devices, and splits the CPU if needed.
-
-    Args:
-      wanted: Number of logical devices.
-      asked_for: Flag that asks for this number, for messages.
 
     Raises:
       UsageError: The number is too large, or TensorFlow already runs with fewer.

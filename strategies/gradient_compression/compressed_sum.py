@@ -51,12 +51,6 @@ class CompressedSum(UpdateExchange):
     ):
         """Makes the variables of errors.
 
-        Args:
-          strategy: `MultiWorkerMirroredStrategy` with at least two replicas.
-          rank: Rank of this process among the computing processes.
-          compression: Way to compress gradients.
-          update: Update that applies the sum.
-
         Raises:
           UsageError: The method makes no gradient of this model smaller.
         """

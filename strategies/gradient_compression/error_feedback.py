@@ -69,11 +69,7 @@ class ReplicaErrors:
         return [self._kept_at, *self._kept]
 
     def of(self, context: tf.distribute.ReplicaContext) -> list[list[tf.Variable]]:
-        """Returns the variables of the calling replica, for each compressed gradient.
-
-        Args:
-          context: Context of the replica.
-        """
+        """Returns the calling replica's variables, for each compressed gradient."""
         return self._own[local_replica(context)]
 
     def mark_as_current(self) -> None:

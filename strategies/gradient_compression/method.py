@@ -110,12 +110,7 @@ class Method(abc.ABC):
 
     @abc.abstractmethod
     def decode(self, parts: Sequence[tf.Tensor], spec: tf.TensorSpec) -> tf.Tensor:
-        """Returns the gradient that the parts of `encode` stand for.
-
-        Args:
-          parts: Parts as received.
-          spec: Shape and type of the gradient.
-        """
+        """Returns the gradient that the parts of `encode` stand for."""
 
     def encoded_bytes(self, spec: tf.TensorSpec) -> int:
         """Returns the bytes of the parts of a gradient."""

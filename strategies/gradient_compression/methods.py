@@ -21,10 +21,6 @@ def method_for(
     All other gradients are sent as they are: sparse ones, and ones that the method
     does not make smaller.
 
-    Args:
-      compression: Setting of the method.
-      update: Update that applies the gradients.
-
     Returns:
       The method, and shape and type of each compressed gradient by its index.
 

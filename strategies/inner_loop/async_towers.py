@@ -77,14 +77,7 @@ class AsynchronousTowers:
         replica_step: ReplicaFunction,
         update: Update | None,
     ):
-        """Traces nothing and starts no thread yet.
-
-        Args:
-          devices: Device of each tower.
-          parameter_device: Device of the weights.
-          replica_step: Function that computes the outputs of a whole global batch.
-          update: Update that applies them; None to only sum, as evaluation does.
-        """
+        """Traces nothing and starts no thread yet."""
         self._towers = [
             _Tower(device, parameter_device, replica_step, update) for device in devices
         ]

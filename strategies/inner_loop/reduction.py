@@ -56,10 +56,6 @@ def with_known_shapes(
     [None, n] if the inputs have three dimensions or more, and that of a gathered tensor
     has no static number of rows. Whoever packs gradients divides a vector by their
     shapes.
-
-    Args:
-      gradients: Tensors, IndexedSlices or None.
-      variables: Variable of each gradient.
     """
     return [
         _with_known_shape(gradient, variable.shape)
@@ -107,9 +103,6 @@ def totals(outputs: ReplicaOutputs) -> tf.Tensor:
     A sum is not finite if one of its numbers is not finite, or if the numbers are so
     large that their sum overflows their type. Integer tensors and missing gradients
     have the sum zero.
-
-    Args:
-      outputs: Outputs of one replica, or of all.
 
     Returns:
       The sums, float64 [gradients + tensors of state].

@@ -82,12 +82,7 @@ def compile_replicated(
 def all_reduce_local(
     context: tf.distribute.ReplicaContext, outputs: ReplicaOutputs
 ) -> ReplicaOutputs:
-    """Returns the sum of all replicas' outputs, with small tensors of a type packed.
-
-    Args:
-      context: Context of the calling replica.
-      outputs: Dense values of any type, and IndexedSlices.
-    """
+    """Returns the sum of all replicas' outputs, with small tensors of a type packed."""
     gradients = [
         context.all_reduce(tf.distribute.ReduceOp.SUM, gradient)
         if isinstance(gradient, tf.IndexedSlices)
@@ -220,10 +215,6 @@ def sum_by_type(
     """Returns the sums of all replicas' tensors by one collective for each type.
 
     The sums are exact but for rounding in the tensor's type.
-
-    Args:
-      context: Context of the calling replica.
-      values: Dense tensors of any types.
     """
     summed = list(values)
     types = [summable_type(value.dtype) for value in values]

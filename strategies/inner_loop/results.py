@@ -42,7 +42,7 @@ def proposal(local_flags: tf.Tensor) -> dict[str, tf.Tensor]:
     """Returns a replica's proposed values as sums, with a one to count the replicas.
 
     Args:
-      local_flags: Values of an `SyncedFlags`, float64 [fields].
+      local_flags: Values of a `SyncedFlags`, float64 [fields].
     """
     names = [_AGREED + field.name for field in dataclasses.fields(SyncedFlags)]
     values = dict(zip(names, tf.unstack(local_flags), strict=True))

@@ -80,10 +80,6 @@ def take_micro_batch(
 def row_weights(batch: Batch, of_rows: tf.Tensor) -> tf.Tensor:
     """Returns 1 for rows that count and 0 for the additional row of an empty shard.
 
-    Args:
-      batch: Batch with the number of rows that count.
-      of_rows: Values to be weighted, [rows].
-
     Returns:
       The weights, [rows], of the type of `of_rows`.
     """

@@ -55,11 +55,7 @@ class EarlierUpdates:
     gradients: Sequence[Sequence[Any]] = ()
 
     def with_all_gradients(self, summed: ReplicaOutputs) -> ReplicaOutputs:
-        """Returns outputs of the last pass with the gradients of all, to be observed.
-
-        Args:
-          summed: Sum over replicas of the last pass.
-        """
+        """Returns the last pass's outputs with the gradients of all, to be observed."""
         passes = [summed.gradients, *self.gradients]
         first = [
             next((one for one in of_variable if one is not None), None)

@@ -30,12 +30,7 @@ class Launcher:
     """Supervisor that runs a plan to its end."""
 
     def __init__(self, plan: Plan, say: Callable[[str], None]):
-        """Starts no process yet.
-
-        Args:
-          plan: Tasks to start.
-          say: Function that receives each message about a problem, line by line.
-        """
+        """Starts no process yet."""
         self._plan = plan
         self._say = say
         self._networks: Mapping[str, Network] = {}
@@ -226,11 +221,7 @@ class RestartBudget:
     """
 
     def __init__(self, most: int):
-        """Starts with a full budget.
-
-        Args:
-          most: Number of restarts without progress in between; 0 for no restarts.
-        """
+        """Starts with a full budget."""
         self.most = most
         self.total = 0
         self._used: dict[str, tuple[int, int]] = {}

@@ -41,13 +41,7 @@ class LaunchedTask:
     """Process of one task, with the last lines of its output."""
 
     def __init__(self, cluster: Cluster, plan: Plan, network: Network):
-        """Starts the process.
-
-        Args:
-          cluster: Cluster with this task as its own task.
-          plan: Tasks of the launcher.
-          network: Network in which the process runs.
-        """
+        """Starts the process."""
         self.cluster = cluster
         # True for a task that the launcher has restarted alone.
         self.is_replacement = False

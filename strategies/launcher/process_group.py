@@ -35,13 +35,7 @@ class TaskGroup:
         networks: Mapping[str, Network],
         say: Callable[[str], None],
     ):
-        """Starts no process yet.
-
-        Args:
-          plan: Tasks to start.
-          networks: Network of each task by its name.
-          say: Function that receives one line for each killed task.
-        """
+        """Starts no process yet."""
         self._plan = plan
         self._networks = networks
         self._say = say

@@ -44,12 +44,6 @@ class Averages:
     ):
         """Divides the variables and makes the outer optimizer's, if there is one.
 
-        Args:
-          strategy: Strategy with the replicas.
-          copies: The replicas' variables.
-          update: Update that changes them.
-          config: Settings of averages.
-
         Raises:
           UsageError: There are more fragments than variables.
         """
@@ -80,14 +74,7 @@ class Averages:
         replica_step: ReplicaFunction,
         after_call: Callable[[], None] = lambda: None,
     ) -> InnerLoop:
-        """Returns a loop in which replicas train alone and are averaged at times.
-
-        Args:
-          own_shard: Function from the input and a replica's context to its shard.
-          all_reduce: Function that sums the outputs of all replicas, called on each.
-          replica_step: Function that computes the outputs of one replica.
-          after_call: Function called after the steps of each call of the loop.
-        """
+        """Returns a loop in which replicas train alone and are averaged at times."""
         return compile_replicated(
             self._strategy,
             own_shard,
@@ -185,11 +172,6 @@ def fragments(
     sent_bytes: Callable[[tf.Variable], int],
 ) -> list[list[tf.Variable]]:
     """Divides variables into parts of about equal bytes, the same on every task.
-
-    Args:
-      variables: Variables that are averaged.
-      count: Number of parts.
-      sent_bytes: Function that returns the bytes of a variable as it is sent.
 
     Raises:
       UsageError: There are fewer variables than parts.

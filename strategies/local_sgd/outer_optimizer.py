@@ -75,11 +75,7 @@ class OuterOptimizer:
         return bytes_of([weight], self._send_as)
 
     def restart(self, variables: Sequence[tf.Variable]) -> None:
-        """Takes the present values of weights as their anchors, without momentum.
-
-        Args:
-          variables: Variables, of which this optimizer may change some.
-        """
+        """Takes the present values of weights as their anchors, without momentum."""
         for weight in filter(self.changes, variables):
             for copy, anchor, *momentum in self._on_each_device(weight):
                 with tf.device(copy.device):

@@ -32,14 +32,7 @@ class WorkerAverages(UpdateExchange):
         update: Update,
         config: StrategyConfig,
     ):
-        """Makes the variables that store the replicas' own values.
-
-        Args:
-          strategy: `MultiWorkerMirroredStrategy` with the replicas.
-          rank: Rank of this process among the computing processes.
-          update: Update of the model.
-          config: Settings of averages.
-        """
+        """Makes the variables that store the replicas' own values."""
         self._num_replicas = strategy.num_replicas_in_sync
         self._copies = WorkerCopies(strategy, rank, update)
         self._averages = Averages(strategy, self._copies, update, config)

@@ -25,13 +25,7 @@ class WorkerCopies(ReplicaVariables):
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, rank: int, update: Update):
-        """Makes the variables that store the local values.
-
-        Args:
-          strategy: Strategy with the replicas.
-          rank: Rank of this process among the computing processes.
-          update: Update that changes the variables, all of them floating-point.
-        """
+        """Makes the variables that store the local values."""
         self._num_replicas = strategy.num_replicas_in_sync
         super().__init__(strategy, update)
         num_local = len(strategy.extended.worker_devices)

@@ -40,9 +40,6 @@ _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 47, 2
 def make(number: int) -> str:
     """Makes networks whose loopback interfaces are up, and moves into the last one.
 
-    Args:
-      number: Number of networks.
-
     Returns:
       The kinds of the new namespaces, in the order of entering, and a descriptor of
       each network, separated by spaces.

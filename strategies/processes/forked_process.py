@@ -45,9 +45,6 @@ class ForkedProcess:
     def wait(self, timeout: float | None = None) -> int:
         """Waits for the end and returns the exit code.
 
-        Args:
-          timeout: Seconds to wait; None to wait without a limit.
-
         Raises:
           subprocess.TimeoutExpired: The process still runs.
         """

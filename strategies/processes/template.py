@@ -112,9 +112,6 @@ def started_template(preload: str, environment: Mapping[str, str]) -> Template:
 def forked_template(environment: Mapping[str, str]) -> Template | None:
     """Forks a template from this process, if that can serve as one.
 
-    Args:
-      environment: Variables of this process.
-
     Returns:
       Template; None unless this process was forked from one itself, has a single
         thread, and its variables were not changed.

@@ -61,9 +61,6 @@ def file_kib_of_template_alone(environment: Mapping[str, str]) -> int:
 
     A process that had done the imports itself would have loaded them, too.
 
-    Args:
-      environment: Variables of this process.
-
     Returns:
       0 if this process was started as a new program.
     """

@@ -136,9 +136,6 @@ class AppliedSteps:
     def noted(self, done: tf.Tensor) -> tf.Tensor:
         """Returns the notes of applied steps, float64 [steps done, values + 1].
 
-        Args:
-          done: Result of `done`.
-
         Raises:
           RuntimeError: This method is traced before `line`.
         """
@@ -150,12 +147,7 @@ class AppliedSteps:
     def read(
         self, done: np.ndarray, noted: np.ndarray
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Returns the sums by name and the staleness, float64 [steps done, ...] each.
-
-        Args:
-          done: Value of `done`.
-          noted: Value of `noted`.
-        """
+        """Returns the sums by name and the staleness, float64 [steps done, ...]."""
         sums = self._layout.unpack(noted[:, :-1])
         # Count after the update, less the update itself, less the version before it.
         return sums, done[:, 2] - 1 - noted[:, -1]

@@ -63,14 +63,7 @@ class AsynchronousWorker:
         attempts: tf.Variable,
         update: Update | None,
     ):
-        """Traces nothing yet.
-
-        Args:
-          strategy: Strategy that runs the traced steps.
-          journal: Record of applied steps; None without an update.
-          attempts: Counter of every step that is begun, int64 scalar on a server.
-          update: Update that applies outputs; None to only sum, as evaluation does.
-        """
+        """Traces nothing yet."""
         self._strategy = strategy
         self._journal = journal
         self._attempts = attempts

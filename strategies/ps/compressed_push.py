@@ -24,7 +24,7 @@ _NEVER = -2
 
 
 class WholeGradients:
-    """Gradients that are sent as they are, without anything feedback."""
+    """Gradients that are sent as they are, without error feedback."""
 
     @property
     def description(self) -> str:
@@ -32,11 +32,7 @@ class WholeGradients:
         return ""
 
     def bytes_sent(self, gradient_bytes: int) -> int:
-        """Returns the bytes that a worker sends for an update.
-
-        Args:
-          gradient_bytes: Bytes of all gradients of a worker.
-        """
+        """Returns the bytes that a worker sends for an update."""
         return gradient_bytes
 
     def variables(self) -> Sequence[tf.Variable]:
@@ -69,11 +65,6 @@ class WholeGradients:
         """Stores loop variables on the servers when a worker's loop ends.
 
         Returns true if there were any, a bool scalar.
-
-        Args:
-          feedback: Loop variables of the worker.
-          version: Number of applied updates, int64.
-          worker: Index of the worker, int64.
         """
         del feedback, version, worker
         return tf.constant(False)
@@ -101,11 +92,6 @@ class CompressedGradients(WholeGradients):
 
     def __init__(self, compression: Compression, update: Update, num_workers: int):
         """Makes the variables that keep all workers' errors between two loops.
-
-        Args:
-          compression: Way to compress gradients.
-          update: Update that applies the sum.
-          num_workers: Number of workers that send.
 
         Raises:
           UsageError: The method makes no gradient of this model smaller.

@@ -37,11 +37,6 @@ def serve(config: StrategyConfig, cluster: Cluster, shutdown_file: pathlib.Path)
 
     TensorFlow's own `Server.join` outlives a dead chief for ever.
 
-    Args:
-      config: Configuration with the time limits.
-      cluster: Cluster with this worker or parameter server as its own task.
-      shutdown_file: File that the chief writes when it ends.
-
     Returns:
       The chief's exit code, or 128 + n after signal n.
 

@@ -19,12 +19,7 @@ class StepTokens:
     """
 
     def __init__(self, server: str, num_workers: int):
-        """Makes the variables and queues on a server.
-
-        Args:
-          server: Device of the server.
-          num_workers: Number of workers that wait for attempts.
-        """
+        """Makes the variables and queues on a server."""
         self._server = server
         with tf.device(server):
             # The turn may be FINISHED; the number of attempts never decreases.

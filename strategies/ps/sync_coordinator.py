@@ -60,17 +60,7 @@ class SynchronousSteps:
         replica_step: ReplicaFunction,
         update: Update,
     ):
-        """Traces nothing and starts no worker yet.
-
-        Args:
-          coordinator: Coordinator that hands closures to workers.
-          servers: Device of each parameter server.
-          num_workers: Number of workers.
-          num_required: Number of workers that an update waits for.
-          gradients: Form in which workers send gradients.
-          replica_step: Function that computes the outputs of one worker.
-          update: Update that applies their sum.
-        """
+        """Traces nothing and starts no worker yet."""
         self._coordinator = coordinator
         # A server leads twice as fast as the chief (17 against 34 ms a step of the mlp
         # on a busy machine). Several servers cannot exchange anything: the device

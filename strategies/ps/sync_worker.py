@@ -39,17 +39,7 @@ class WorkerLoop:
         replica_step: ReplicaFunction,
         update: Update,
     ):
-        """Traces nothing yet.
-
-        Args:
-          strategy: Strategy that runs the step.
-          turns: Number of the present attempt, and the tokens.
-          queues: Queues that receive the outputs.
-          gradients: Form in which gradients are sent.
-          num_required: Number of shards in a global batch; further workers are backups.
-          replica_step: Function that computes the outputs of one shard.
-          update: Update that counts applied updates.
-        """
+        """Traces nothing yet."""
         self._strategy = strategy
         self._turns = turns
         self._queues = queues
@@ -199,9 +189,6 @@ class WorkersUnderWay:
 
     def wait(self, patience_seconds: float | None) -> None:
         """Waits until all closures have ended, or for the given seconds at most.
-
-        Args:
-          patience_seconds: Longest wait; None for no limit.
 
         Raises:
           tf.errors.OpError: A closure failed with this error.

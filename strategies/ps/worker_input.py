@@ -41,11 +41,7 @@ class WindowedInput(WorkerInput):
     """
 
     def __init__(self, batches: StreamedBatches):
-        """Reads nothing yet.
-
-        Args:
-          batches: Global batches of the run.
-        """
+        """Reads nothing yet."""
         super().__init__(None, batches)
         self._windows: Iterator[tuple[int, Any]] = batches.windows()
         self._window: Any = None

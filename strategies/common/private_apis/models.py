@@ -129,10 +129,6 @@ def flat_inputs(model: keras.Model, features: Any) -> Sequence[Any]:
     Keras gives a dictionary to a list of inputs by name, converts types and adds a last
     axis (keras/src/models/functional.py, `_standardize_inputs`). A Sequential model
     keeps its functional equivalent (keras/src/models/sequential.py, `_functional`).
-
-    Args:
-      model: Functional or Sequential model.
-      features: Structure of tensors.
     """
     return getattr(model, "_functional", model)._standardize_inputs(features)
 
@@ -142,10 +138,6 @@ def packed_output(model: keras.Model, output: Any) -> Any:
 
     A structure of symbolic tensors is there as long as no call has been made
     (keras/src/ops/function.py, `_outputs_struct`).
-
-    Args:
-      model: Functional or Sequential model.
-      output: Tensor.
     """
     structure = getattr(model, "_functional", model)._outputs_struct
     return keras.tree.map_structure(lambda _: output, structure)

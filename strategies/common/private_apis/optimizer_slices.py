@@ -36,12 +36,7 @@ def adam_moments(
 def state_by_weight(
     optimizer: keras.optimizers.Optimizer, weights: Sequence[keras.Variable]
 ) -> list[list[keras.Variable]]:
-    """Returns the lists of variables that an optimizer keeps, one for each weight.
-
-    Args:
-      optimizer: Optimizer that was built for the weights.
-      weights: Trainable variables.
-    """
+    """Returns the lists of variables that an optimizer keeps, one for each weight."""
     # Such as momenta, and squares of gradients. They are attributes without public
     # names (keras/src/optimizers/adam.py, `_momentums` and `_velocities`). Scalars,
     # such as the number of updates and the learning rate, are not among them.
@@ -58,12 +53,7 @@ def state_by_weight(
 
 
 def slice_like(variable: keras.Variable, size: int) -> keras.Variable:
-    """Returns a vector that has the type and the names of another variable.
-
-    Args:
-      variable: Trainable variable.
-      size: Number of elements.
-    """
+    """Returns a vector that has the type and the names of another variable."""
     # Weight decay is excluded by the name of the `tf.Variable` (keras/src/optimizers/
     # base_optimizer.py, `_use_weight_decay`), which may have a scope in front.
     part = keras.Variable(

@@ -11,13 +11,7 @@ from typing import Any
 def replaced(
     place: Any, names: Iterable[str], replacement: Callable[[str, Any], Any]
 ) -> Iterator[None]:
-    """Replaces attributes of a module or class in the block.
-
-    Args:
-      place: Module or class.
-      names: Names of the attributes.
-      replacement: Function from a name and its value to the value in the block.
-    """
+    """Replaces attributes of a module or class in the block."""
     originals = {name: getattr(place, name) for name in names}
     for name, original in originals.items():
         setattr(place, name, replacement(name, original))

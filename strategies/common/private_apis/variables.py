@@ -98,9 +98,6 @@ def refuse_plain_variables_in_scopes(
     There the scope keeps what Keras variables are assigned, and each replica has its
     own values. A plain `tf.Variable` would be written by all replicas of a process and
     would be in no checkpoint: two replicas counted every step twice, without a word.
-
-    Args:
-      error_of: Function from a variable to the error to raise.
     """
 
     def refusing(usual: Callable[..., Any]) -> Callable[..., Any]:
