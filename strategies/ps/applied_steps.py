@@ -24,7 +24,7 @@ _NUM_ROWS = 1 << 14
 _MOST_BYTES = 4 << 30
 
 
-class Entry(NamedTuple):
+class Record(NamedTuple):
     """Record of one step, on the server.
 
     Attributes:
@@ -37,28 +37,29 @@ class Entry(NamedTuple):
 
 
 class AppliedSteps:
-    """Record of the newest steps: a note and a mark for each.
+    """Record of the newest steps: values and a commit for each.
 
-    A step is noted while it is applied, and marked as soon as it is counted. The count
-    is on the same server, so that the death of a worker cannot separate the two.
+    Values are written while a step is applied, and committed as soon as it is counted.
+    The count is on the same server, so that the death of a worker cannot separate the
+    two.
     """
 
     def __init__(self, server: str):
-        """Makes the variable of the marks.
+        """Makes the variable of the commits.
 
         Args:
           server: Device of the variable that counts applied updates.
         """
         self._server = server
         self._layout = Packing()
-        # `line` makes this variable, because only tracing shows the reported values.
-        self._notes: tf.Variable | None = None
+        # `encode` makes this variable, because only tracing shows the reported values.
+        self._values: tf.Variable | None = None
         # Columns: the call, the step, and the count of updates after it. The call is
         # needed because a run that rolls back to a checkpoint runs a step again in
-        # another call. Calls count from one, so that zeros mark no step.
-        self._marks = self._variable(3, tf.int64)
+        # another call. Calls count from one, so that zeros commit no step.
+        self._commits = self._variable(3, tf.int64)
 
-    def line(
+    def encode(
         self, call: tf.Tensor, step: tf.Tensor, sums: Mapping[str, tf.Tensor]
     ) -> tf.Tensor:
         """Returns a step's values for the server as one vector, float64 [n].
@@ -77,48 +78,48 @@ class AppliedSteps:
             {name: tf.convert_to_tensor(value) for name, value in sums.items()}
         )
         # `init_scope` lifts the variable out of the function that is being traced.
-        if self._notes is None:
+        if self._values is None:
             _check_size(values.shape[0])
             with tf.init_scope():
-                self._notes = self._variable(values.shape[0] + 1, tf.float64)
+                self._values = self._variable(values.shape[0] + 1, tf.float64)
         return tf.concat([place, values], axis=0)
 
-    def entry(self, line: tf.Tensor, version: tf.Tensor) -> Entry:
+    def record(self, encoded: tf.Tensor, version: tf.Tensor) -> Record:
         """Returns the record of a step.
 
         Args:
-          line: Result of `line`, on the server.
+          encoded: Result of `encode`, on the server.
           version: Version of the weights that the step used, int64 scalar on the
             server.
         """
         with tf.device(self._server):
-            row = tf.concat([line[2:], [tf.cast(version, tf.float64)]], axis=0)
-            return Entry(tf.cast(line[:2], tf.int64), row)
+            row = tf.concat([encoded[2:], [tf.cast(version, tf.float64)]], axis=0)
+            return Record(tf.cast(encoded[:2], tf.int64), row)
 
-    def note(self, entry: Entry) -> None:
+    def write(self, record: Record) -> None:
         """Stores the reported values of a step, as part of its update."""
-        if self._notes is None:
-            raise RuntimeError("there is no entry to be noted")
+        if self._values is None:
+            raise RuntimeError("there are no values to be written")
         with tf.device(self._server):
-            self._notes.scatter_update(_at(entry.place[1], entry.row))
+            self._values.scatter_update(_at(record.place[1], record.row))
 
-    def mark(self, entry: Entry, count: tf.Tensor) -> None:
+    def commit(self, record: Record, count: tf.Tensor) -> None:
         """Records that a step has been applied and counted.
 
         Args:
-          entry: Record of the step.
+          record: Record of the step.
           count: Number of applied updates with this one, int64 scalar.
         """
         with tf.device(self._server):
-            mark = tf.concat([entry.place, [count]], axis=0)
-            self._marks.scatter_update(_at(entry.place[1], mark))
+            row = tf.concat([record.place, [count]], axis=0)
+            self._commits.scatter_update(_at(record.place[1], row))
 
-    def done(
+    def committed(
         self, call: tf.Tensor, first_step: tf.Tensor, num_steps: tf.Tensor
     ) -> tf.Tensor:
-        """Returns the marks of a closure's applied steps, int64 [steps done, 3].
+        """Returns the commits of a closure's applied steps, int64 [steps done, 3].
 
-        The marks end before the first step of the closure that was not applied.
+        They end before the first step of the closure that was not applied.
 
         Args:
           call: Number of the call of the inner loop, int64 scalar.
@@ -127,30 +128,30 @@ class AppliedSteps:
         """
         with tf.device(self._server):
             steps = first_step + tf.range(tf.cast(num_steps, tf.int64))
-            marks = self._marks.sparse_read(steps % _NUM_ROWS)
-            is_done = tf.equal(marks[:, 0], call) & tf.equal(marks[:, 1], steps)
+            commits = self._commits.sparse_read(steps % _NUM_ROWS)
+            is_done = tf.equal(commits[:, 0], call) & tf.equal(commits[:, 1], steps)
             # 1 up to the first step that is not done, 0 from there on.
             unbroken = tf.math.cumprod(tf.cast(is_done, tf.int32))
-            return marks[: tf.reduce_sum(unbroken)]
+            return commits[: tf.reduce_sum(unbroken)]
 
-    def noted(self, done: tf.Tensor) -> tf.Tensor:
-        """Returns the notes of applied steps, float64 [steps done, values + 1].
+    def values(self, committed: tf.Tensor) -> tf.Tensor:
+        """Returns the values of applied steps, float64 [steps done, values + 1].
 
         Raises:
-          RuntimeError: This method is traced before `line`.
+          RuntimeError: This method is traced before `encode`.
         """
-        if self._notes is None:
-            raise RuntimeError("what is noted must be traced first")
+        if self._values is None:
+            raise RuntimeError("values must be encoded first")
         with tf.device(self._server):
-            return self._notes.sparse_read(done[:, 1] % _NUM_ROWS)
+            return self._values.sparse_read(committed[:, 1] % _NUM_ROWS)
 
     def read(
-        self, done: np.ndarray, noted: np.ndarray
+        self, committed: np.ndarray, values: np.ndarray
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Returns the sums by name and the staleness, float64 [steps done, ...]."""
-        sums = self._layout.unpack(noted[:, :-1])
+        sums = self._layout.unpack(values[:, :-1])
         # Count after the update, less the update itself, less the version before it.
-        return sums, done[:, 2] - 1 - noted[:, -1]
+        return sums, committed[:, 2] - 1 - values[:, -1]
 
     def _variable(self, width: int, dtype: tf.DType) -> tf.Variable:
         with tf.device(self._server):

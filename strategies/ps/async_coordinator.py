@@ -68,12 +68,12 @@ class AsynchronousSteps:
         # Until the duration is known, a closure has a single step.
         self._typical_step_seconds = _MOST_CLOSURE_SECONDS
         self._num_calls = 0
-        self._envelope = ResultPacking()
-        self._journal = None
+        self._packing = ResultPacking()
+        self._applied_steps = None
         if update is not None:
-            self._journal = AppliedSteps(update.counter_device())
+            self._applied_steps = AppliedSteps(update.counter_device())
         self._worker = AsynchronousWorker(
-            coordinator.strategy, self._journal, attempts, update
+            coordinator.strategy, self._applied_steps, attempts, update
         )
         self._loop = InnerLoop(self._worker.step(), replica_step, update)
         self._function = tf.function(self._run, autograph=False)
@@ -129,11 +129,12 @@ class AsynchronousSteps:
         The results include the steps that an earlier run of the closure applied.
         """
         cached_data, first_step, call = batches
-        journal = self._journal
-        told: list[tf.Tensor] = []
-        if journal is not None:
-            num_before = tf.shape(journal.done(call, first_step, num_steps))[0]
-            told = [num_before]
+        applied_steps = self._applied_steps
+        progress: list[tf.Tensor] = []
+        if applied_steps is not None:
+            before = applied_steps.committed(call, first_step, num_steps)
+            num_before = tf.shape(before)[0]
+            progress = [num_before]
         else:
             # Evaluation changes nothing, so that a closure can run again as a whole.
             num_before = tf.constant(0)
@@ -141,15 +142,15 @@ class AsynchronousSteps:
         outputs, _ = self._loop.function_of(after_those)(
             after_those, num_steps - num_before, observe, local_flags
         )
-        if journal is not None:
-            done = journal.done(call, first_step, num_steps)
-            told += [done, journal.noted(done)]
-        sealed = self._envelope.seal([*outputs, *told])
+        if applied_steps is not None:
+            committed = applied_steps.committed(call, first_step, num_steps)
+            progress += [committed, applied_steps.values(committed)]
+        packed = self._packing.pack([*outputs, *progress])
         # The results move to a server, because a worker that dies after the closure
         # would take results with it. The zero stays on the worker and only shows which
         # worker ran the closure.
         with tf.device(self._attempts.device):
-            kept = tf.identity(sealed)
+            kept = tf.identity(packed)
         return kept, tf.zeros([])
 
     def _results_of(self, closures: Sequence[Any]) -> StepResults:
@@ -161,7 +162,7 @@ class AsynchronousSteps:
             # Sets the length of later closures.
             self._typical_step_seconds = max(float(np.median(step_seconds)), 1e-6)
         # Steps begun on any worker since the last call. A step that a dead worker began
-        # and did not mark counts again.
+        # and did not commit counts again.
         attempts = int(self._attempts.numpy())
         since, self._attempts_seen = attempts - self._attempts_seen, attempts
         results = joined(parts, workers, self._num_workers)
@@ -169,18 +170,18 @@ class AsynchronousSteps:
 
     def _results_of_closure(self, closure: Any) -> Sequence[tuple[StepResults, str]]:
         """Waits for a closure and returns its results with the names of the workers."""
-        sealed, mark = values_where_they_are(closure)
-        parts = self._envelope.open(sealed.numpy())
-        if self._journal is None:
-            return [(self._loop.results(parts), task_of(mark))]
-        *outputs, num_before, done, noted = parts
+        packed, marker = values_where_they_are(closure)
+        parts = self._packing.unpack(packed.numpy())
+        if self._applied_steps is None:
+            return [(self._loop.results(parts), task_of(marker))]
+        *outputs, num_before, committed, values = parts
         results = self._loop.results(outputs)
-        sums, staleness = self._journal.read(done, noted)
+        sums, staleness = self._applied_steps.read(committed, values)
         num_lost = int(num_before)
-        # The last step has no mark if it was not applied; its staleness stays zero.
+        # A last step that was not applied is not committed; its staleness stays zero.
         own = np.zeros(results.attempted_steps)
         own[: results.applied_steps] = staleness[num_lost:]
-        found = [(dataclasses.replace(results, staleness=own), task_of(mark))]
+        found = [(dataclasses.replace(results, staleness=own), task_of(marker))]
         if num_lost:
             lost = StepResults(
                 applied_steps=num_lost,

@@ -59,13 +59,13 @@ class AsynchronousWorker:
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
-        journal: AppliedSteps | None,
+        applied_steps: AppliedSteps | None,
         attempts: tf.Variable,
         update: Update | None,
     ):
         """Traces nothing yet."""
         self._strategy = strategy
-        self._journal = journal
+        self._applied_steps = applied_steps
         self._attempts = attempts
         self._server = None if update is None else _only_server(update)
         self._update = update
@@ -127,30 +127,31 @@ class AsynchronousWorker:
         finite: tf.Tensor,
     ) -> None:
         """Sends a step's outputs to the servers, which apply and record finite ones."""
-        outputs, told = summed
-        journal = _require(self._journal)
+        outputs, metadata = summed
+        applied_steps = _require(self._applied_steps)
         outputs = update.prepare(outputs)
-        line = journal.line(told.call, told.step, outputs.sums)
-        # The sums travel inside the line.
+        encoded = applied_steps.encode(metadata.call, metadata.step, outputs.sums)
+        # The sums travel with what is recorded.
         outputs = outputs._replace(sums={})
         if self._server:
-            outputs, line, finite = _all_sent((outputs, line, finite), self._server)
+            values = outputs, encoded, finite
+            outputs, encoded, finite = _all_sent(values, self._server)
         else:
             gradients = sent(outputs.gradients, update.devices())
             outputs = outputs._replace(gradients=gradients)
-            (line,) = sent([line], [update.counter_device()])
-        entry = journal.entry(line, told.version)
+            (encoded,) = sent([encoded], [update.counter_device()])
+        record = applied_steps.record(encoded, metadata.version)
 
-        def apply_and_note() -> None:
+        def apply_and_write() -> None:
             self._strategy.run(update.apply_prepared, args=(outputs,))
-            journal.note(entry)
+            applied_steps.write(record)
 
         def apply() -> tf.Tensor:
             # Counted once the update is complete: an earlier count could include an
             # update that a dying worker never completes.
-            with tf.control_dependencies([changes_of(apply_and_note)]):
+            with tf.control_dependencies([changes_of(apply_and_write)]):
                 count = update.increment_step()
-            journal.mark(entry, count)
+            applied_steps.commit(record, count)
             return tf.zeros([])
 
         # With several servers the learning rate is computed on the worker (no device).
@@ -178,5 +179,5 @@ def _all_sent(values: Any, device: str) -> Any:
 
 def _require(value: Any) -> Any:
     if value is None:
-        raise RuntimeError("only updates are applied and kept in a journal")
+        raise RuntimeError("only updates are applied and recorded")
     return value

@@ -171,14 +171,14 @@ class ResultPacking:
     def __init__(self) -> None:
         self._types: list[tf.DType] = []
 
-    def seal(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    def pack(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns tensors as one vector, in a graph."""
         self._types = [tensor.dtype for tensor in tensors]
         return tf.stack([tf.io.serialize_tensor(tensor) for tensor in tensors])
 
-    def open(self, sealed: np.ndarray) -> list[np.ndarray]:
-        """Returns the values of tensors that `seal` has packed."""
+    def unpack(self, packed: np.ndarray) -> list[np.ndarray]:
+        """Returns the values of tensors that `pack` has packed."""
         return [
             tf.io.parse_tensor(value, dtype).numpy()
-            for value, dtype in zip(sealed, self._types, strict=True)
+            for value, dtype in zip(packed, self._types, strict=True)
         ]

@@ -16,26 +16,26 @@ class Closure:
     """A closure that applies steps as workers do, and returns those applied before."""
 
     def __init__(self) -> None:
-        self.journal = AppliedSteps(DEVICE)
+        self.applied_steps = AppliedSteps(DEVICE)
         self.function = tf.function(self._run, autograph=False)
 
     def _run(
         self, call: tf.Tensor, first_step: tf.Tensor, num_steps: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        done = self.journal.done(call, first_step, num_steps)
+        done = self.applied_steps.committed(call, first_step, num_steps)
         steps = first_step + tf.range(tf.cast(num_steps, tf.int64))
 
         def do(step: tf.Tensor) -> tf.Tensor:
             loss = tf.cast(step, tf.float32) / 2
             sums = {"loss": loss, "examples": 64.0}
-            line = self.journal.line(call, step, sums)
-            entry = self.journal.entry(line, step - 3)
-            self.journal.note(entry)
-            self.journal.mark(entry, step + 1)
+            encoded = self.applied_steps.encode(call, step, sums)
+            record = self.applied_steps.record(encoded, step - 3)
+            self.applied_steps.write(record)
+            self.applied_steps.commit(record, step + 1)
             return step
 
         tf.map_fn(do, steps)
-        return done, self.journal.noted(done)
+        return done, self.applied_steps.values(done)
 
     def run(self, call: int, first_step: int, num_steps: int) -> list[np.ndarray]:
         arguments = (
@@ -52,17 +52,17 @@ def closure() -> Closure:
 
 
 def test_the_first_time_nothing_is_done(closure: Closure) -> None:
-    done, noted = closure.run(call=1, first_step=0, num_steps=4)
-    assert (len(done), len(noted)) == (0, 0)
+    done, values = closure.run(call=1, first_step=0, num_steps=4)
+    assert (len(done), len(values)) == (0, 0)
 
 
-def test_steps_are_done_as_far_as_they_are_marked(closure: Closure) -> None:
+def test_steps_are_done_as_far_as_they_are_committed(closure: Closure) -> None:
     closure.run(call=2, first_step=10, num_steps=3)
     closure.run(call=2, first_step=14, num_steps=1)
-    done, noted = closure.run(call=2, first_step=10, num_steps=5)
-    # Step 13 was not done, so step 14 must be done again although it is marked.
+    done, values = closure.run(call=2, first_step=10, num_steps=5)
+    # Step 13 was not done, so step 14 must be done again although it is committed.
     assert done[:, 1].tolist() == [10, 11, 12]
-    sums, staleness = closure.journal.read(done, noted)
+    sums, staleness = closure.applied_steps.read(done, values)
     assert sums["loss"].tolist() == [5.0, 5.5, 6.0]
     assert sums["examples"].tolist() == [64.0] * 3
     # One of the four updates since the version that it read is its own.
@@ -90,4 +90,4 @@ def test_more_values_than_a_server_has_memory_for_are_refused() -> None:
     zero = tf.zeros([], tf.int64)
     table = {"iou": tf.zeros([1000, 1000])}
     with pytest.raises(UsageError, match=r"have 1,000,000 numbers .* at most 32,768"):
-        AppliedSteps(DEVICE).line(zero, zero, table)
+        AppliedSteps(DEVICE).encode(zero, zero, table)

@@ -149,8 +149,8 @@ def test_values_of_all_types_go_in_one_message_and_arrive_bit_for_bit() -> None:
             np.testing.assert_array_equal(got.dense_shape, [99, 3])
 
 
-def test_what_is_put_into_an_envelope_comes_out_of_it() -> None:
-    envelope = ResultPacking()
+def test_what_is_packed_comes_out_again() -> None:
+    packing = ResultPacking()
     values = [
         tf.constant(3),
         tf.zeros([0, 3], tf.float64),
@@ -158,10 +158,10 @@ def test_what_is_put_into_an_envelope_comes_out_of_it() -> None:
         tf.constant([2**53, -1], tf.int64),
         tf.constant([1.7e9 + 1e-6], tf.float64),
     ]
-    sealed = tf.function(lambda: envelope.seal(values))()
+    packed = tf.function(lambda: packing.pack(values))()
     # One tensor is one message.
-    assert sealed.shape == [len(values)]
-    for got, want in zip(envelope.open(sealed.numpy()), values, strict=True):
+    assert packed.shape == [len(values)]
+    for got, want in zip(packing.unpack(packed.numpy()), values, strict=True):
         np.testing.assert_array_equal(got, want)
         assert (got.dtype, got.shape) == (want.dtype.as_numpy_dtype, want.shape)
 
