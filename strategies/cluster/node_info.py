@@ -62,16 +62,16 @@ def exchange(
     answers = {task: Answer() for task in missing}
     deadline = time.monotonic() + seconds
     with hold_port(cluster) as listener:
-        desk = _InfoServer(listener, {**card, "task": cluster.task}, set(missing))
+        server = _InfoServer(listener, {**card, "task": cluster.task}, set(missing))
         try:
             # A task that has all answers still serves the tasks that have none yet.
-            while (missing or not desk.has_told_all()) and time.monotonic() < deadline:
+            while (missing or not server.is_done()) and time.monotonic() < deadline:
                 peers = {peer[0]: peer for peer in missing.items()}
                 answers |= for_each(peers, functools.partial(_ask, cluster.task))
                 missing = {t: a for t, a in missing.items() if not answers[t].card}
                 time.sleep(_SECONDS_BETWEEN_ROUNDS)
         finally:
-            desk.close()
+            server.close()
     return answers
 
 
@@ -84,7 +84,7 @@ def _ask(own_name: str, peer: tuple[str, str]) -> Answer:
             (host.strip("[]"), int(port)), _SECONDS_A_MESSAGE
         ) as connection:
             _send(connection, {"task": own_name})
-            said = _receive(connection)
+            received = _receive(connection)
     except socket.gaierror:
         return Answer(silence=f"the host name {host} is not known here")
     except TimeoutError:
@@ -96,9 +96,9 @@ def _ask(own_name: str, peer: tuple[str, str]) -> Answer:
     except OSError as error:
         return Answer(silence=(error.strerror or str(error)).lower())
     # Two entries of the cluster may lead to the same process, or to another cluster.
-    if said.get("task") != task:
+    if received.get("task") != task:
         return Answer(silence="another task or program answers there")
-    return Answer(card=said)
+    return Answer(card=received)
 
 
 def _send(connection: socket.socket, message: Mapping[str, Any]) -> None:
@@ -136,15 +136,15 @@ class _InfoServer:
     ):
         self._listener = listener
         self._card = card
-        self._not_told = others
+        self._unanswered = others
         self._is_closing = False
         # `accept` returns this often, so that the thread sees that it is to end.
         listener.settimeout(_SECONDS_BETWEEN_ROUNDS)
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
-    def has_told_all(self) -> bool:
-        return not self._not_told
+    def is_done(self) -> bool:
+        return not self._unanswered
 
     def close(self) -> None:
         self._is_closing = True
@@ -157,13 +157,13 @@ class _InfoServer:
             except TimeoutError:
                 continue
             with connection:
-                self._tell(connection)
+                self._answer(connection)
 
-    def _tell(self, connection: socket.socket) -> None:
+    def _answer(self, connection: socket.socket) -> None:
         """Answers a valid request, and ignores a port scan or a mistake."""
         try:
             asked = _receive(connection)
             _send(connection, self._card)
         except (OSError, ValueError):
             return
-        self._not_told.discard(str(asked.get("task")))
+        self._unanswered.discard(str(asked.get("task")))

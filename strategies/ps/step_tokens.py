@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-# Turns that are no attempts. Attempts count from one.
+# Numbers of the present attempt without one. Attempts count from one.
 NOT_STARTED, FINISHED = 0, -1
 
 
@@ -22,8 +22,8 @@ class StepTokens:
         """Makes the variables and queues on a server."""
         self._server = server
         with tf.device(server):
-            # The turn may be FINISHED; the number of attempts never decreases.
-            self._turn = tf.Variable(NOT_STARTED, trainable=False, dtype=tf.int64)
+            # The present one may be FINISHED; the number of attempts never decreases.
+            self._present = tf.Variable(NOT_STARTED, trainable=False, dtype=tf.int64)
             self._attempts = tf.Variable(0, trainable=False, dtype=tf.int64)
             self._tokens = [
                 tf.queue.FIFOQueue(-1, [tf.bool]) for _ in range(num_workers)
@@ -36,11 +36,11 @@ class StepTokens:
 
     def reset(self) -> None:
         """Makes workers that start wait for the next attempt."""
-        self._turn.assign(NOT_STARTED)
+        self._present.assign(NOT_STARTED)
 
     def end(self) -> None:
         """Tells all workers that there are no more attempts."""
-        self._turn.assign(FINISHED)
+        self._present.assign(FINISHED)
         self._wake_all()
 
     def next_attempt(self) -> tf.Tensor:
@@ -48,7 +48,7 @@ class StepTokens:
         # The number changes before the tokens are sent, so that a woken worker reads
         # the new number.
         attempt = self._attempts.assign_add(1, read_value=True)
-        with tf.control_dependencies([self._turn.assign(attempt, read_value=True)]):
+        with tf.control_dependencies([self._present.assign(attempt, read_value=True)]):
             woken = self._wake_all()
         with tf.control_dependencies(woken):
             return tf.identity(attempt)
@@ -56,7 +56,7 @@ class StepTokens:
     def present(self) -> tf.Tensor:
         """Returns the number of the present attempt, read on the server by a worker."""
         with tf.device(self._server):
-            return self._turn.read_value()
+            return self._present.read_value()
 
     def wait(self, tokens: tf.Tensor) -> tf.Tensor:
         """Waits for a worker's next token and returns it.

@@ -68,13 +68,13 @@ class SynchronousSteps:
         self._leader = servers[0] if len(servers) == 1 else _CHIEF
         self._num_required = num_required
         self._update = update
-        self._turns = StepTokens(servers[0], num_workers)
+        self._tokens = StepTokens(servers[0], num_workers)
         self._queues = GradientQueues(
             servers, update.devices(), num_workers, num_required
         )
         self._worker = WorkerLoop(
             coordinator.strategy,
-            self._turns,
+            self._tokens,
             self._queues,
             gradients,
             num_required,
@@ -126,7 +126,7 @@ class SynchronousSteps:
         # Cleared first: after an error the next call schedules new closures.
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
-            self._turns.end()
+            self._tokens.end()
             under_way.wait(patience_seconds)
 
     def _start_workers(self, feed: WorkerInput, num_steps: int) -> None:
@@ -137,8 +137,8 @@ class SynchronousSteps:
         # The closure is traced with the first input. Later inputs read batches in the
         # same way.
         self._worker.batches = self._worker.batches or feed.batches
-        self._turns.reset()
-        for shard_index, tokens in enumerate(self._turns.token_queues()):
+        self._tokens.reset()
+        for shard_index, tokens in enumerate(self._tokens.token_queues()):
             arguments = (cached_data, tf.constant(shard_index, tf.int64), tokens)
             self._coordinator.schedule(self._worker.function, args=arguments)
         self._under_way = WorkersUnderWay(self._coordinator, self._queues.give_up)
@@ -160,7 +160,7 @@ class SynchronousSteps:
         with tf.control_dependencies([index]):
             applied = self._update.applied_updates()
         with tf.control_dependencies([applied]):
-            attempt = self._turns.next_attempt()
+            attempt = self._tokens.next_attempt()
         outputs, counts, late = self._queues.take(attempt)
         if OWN_TOTALS in outputs.sums:
             outputs = with_totals_of_sum(outputs)

@@ -32,7 +32,7 @@ class WorkerLoop:
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
-        turns: StepTokens,
+        tokens: StepTokens,
         queues: GradientQueues,
         gradients: WholeGradients,
         num_required: int,
@@ -41,7 +41,7 @@ class WorkerLoop:
     ):
         """Traces nothing yet."""
         self._strategy = strategy
-        self._turns = turns
+        self._tokens = tokens
         self._queues = queues
         self._gradients = gradients
         self._num_required = num_required
@@ -52,26 +52,28 @@ class WorkerLoop:
         self.function = tf.function(self._run, autograph=False)
 
     def _run(
-        self, batches: Any, shard_index: tf.Tensor, tokens: tf.Tensor
+        self, batches: Any, shard_index: tf.Tensor, token_queue: tf.Tensor
     ) -> tf.Tensor:
         self.graph = tf.compat.v1.get_default_graph()
         cached_data = opened(batches)
 
         def wait(done: tf.Tensor, feedback: Any) -> tuple[tf.Tensor, Any]:
-            with tf.control_dependencies([self._turns.wait(tokens)]):
+            with tf.control_dependencies([self._tokens.wait(token_queue)]):
                 return tf.identity(done), feedback
 
         def body(done: tf.Tensor, feedback: Any) -> tuple[tf.Tensor, Any]:
-            turn = self._turns.present()
+            attempt = self._tokens.present()
             # `done` is the last computed attempt. The number decides, not the token: a
             # worker waits only if there is no newer attempt.
             return tf.cond(
-                tf.equal(turn, done),
+                tf.equal(attempt, done),
                 lambda: wait(done, feedback),
                 lambda: tf.cond(
-                    tf.equal(turn, FINISHED),
-                    lambda: (turn, feedback),
-                    lambda: self._take_part(cached_data, shard_index, turn, feedback),
+                    tf.equal(attempt, FINISHED),
+                    lambda: (attempt, feedback),
+                    lambda: self._take_part(
+                        cached_data, shard_index, attempt, feedback
+                    ),
                 ),
             )
 
@@ -90,14 +92,18 @@ class WorkerLoop:
             return tf.identity(done)
 
     def _take_part(
-        self, cached_data: Any, shard_index: tf.Tensor, turn: tf.Tensor, feedback: Any
+        self,
+        cached_data: Any,
+        shard_index: tf.Tensor,
+        attempt: tf.Tensor,
+        feedback: Any,
     ) -> tuple[tf.Tensor, Any]:
         """Computes a shard on the present weights and sends it.
 
-        Returns the turn, and the error feedback.
+        Returns the attempt, and the error feedback.
         """
-        # Weights are read after the turn and after their version.
-        with tf.control_dependencies([turn]):
+        # Weights are read after the attempt and after their version.
+        with tf.control_dependencies([attempt]):
             version = self._update.applied_updates()
         with tf.control_dependencies([version]):
             # The request for a version is a message, which is not the worker's time.
@@ -121,9 +127,9 @@ class WorkerLoop:
         outputs, feedback = self._gradients.compress(
             outputs, feedback, version, shard_index
         )
-        sent = self._queues.send(turn, shard_index, outputs, counts)
+        sent = self._queues.send(attempt, shard_index, outputs, counts)
         with tf.control_dependencies([sent]):
-            return tf.identity(turn), feedback
+            return tf.identity(attempt), feedback
 
     def _shard_of(
         self, cached_data: Any, step: tf.Tensor, shard_index: tf.Tensor
