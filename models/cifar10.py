@@ -58,11 +58,7 @@ class LocalResponseNormalization(keras.layers.Layer):
 
 
 def build(data: Examples, settings: Settings) -> keras.Model:
-    """Builds two convolutions with pooling and normalization, two dense layers, logits.
-
-    Raises:
-      ValueError: Examples are not height x width x channels of 4x4 or more.
-    """
+    """Builds two convolutions, pooled and normalized, and three dense layers."""
     require_quantities("cifar10", data)
     if len(data.input_shape) != 3 or min(data.input_shape[:2]) < 4:
         raise ValueError(

@@ -33,7 +33,6 @@ class ModelSpec:
     compiled_optimizer = None
 
     def objective(self, model: keras.Model, label_smoothing: float) -> Objective:
-        """See `TrainableModel`."""
         return self.make_objective(label_smoothing)
 
 
@@ -111,11 +110,7 @@ def _at_least_float32(logits: tf.Tensor) -> tf.Tensor:
 
 
 def require_quantities(model: str, data: Examples) -> None:
-    """Checks that features are quantities, because the order of two ids means nothing.
-
-    Raises:
-      ValueError: The features are ids of categories.
-    """
+    """Raises ValueError for ids of categories: the order of two ids means nothing."""
     if data.num_categories is not None:
         raise ValueError(
             f"--model={model} takes quantities such as pixels; the data set's features "

@@ -9,11 +9,7 @@ from models.classification import classifier, require_quantities
 
 
 def build(data: Examples, settings: Settings) -> keras.Model:
-    """Builds two convolutions with pooling, then a dense layer and logits.
-
-    Raises:
-      ValueError: Examples are not height x width x channels of 4x4 or more.
-    """
+    """Builds two convolutions with pooling, then a dense layer and logits."""
     require_quantities("convnet", data)
     # Each of two poolings halves height and width.
     if len(data.input_shape) != 3 or min(data.input_shape[:2]) < 4:

@@ -17,12 +17,7 @@ def spec_of(name: str) -> ModelSpec:
 
 
 def _build(name: str, data: Examples, settings: Settings) -> keras.Model:
-    """Builds a classifier without its last activation, so that its outputs are logits.
-
-    Raises:
-      ValueError: The examples are no images, or smaller than the model takes; or
-        dropout is set, which these models define themselves.
-    """
+    """Builds a classifier without its last activation: its outputs are logits."""
     require_quantities(PREFIX + name, data)
     if len(data.input_shape) != 3:
         raise ValueError(

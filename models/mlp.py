@@ -9,11 +9,7 @@ from models.classification import classifier, require_quantities
 
 
 def build(data: Examples, settings: Settings) -> keras.Model:
-    """Builds a network that flattens the features, dense layers with ReLU, then logits.
-
-    Raises:
-      ValueError: The features are ids of categories.
-    """
+    """Builds a network of dense layers with ReLU, then logits, on flat features."""
     require_quantities("mlp", data)
     features = keras.Input(data.input_shape, name="features")
     hidden = hidden_layers(keras.layers.Flatten(name="flatten")(features), settings)

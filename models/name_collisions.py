@@ -18,9 +18,7 @@ def check_names(path: str, option: str) -> None:
     """Refuses a file that imports a module which a package of this project hides.
 
     Python keeps one module of a name, and the program's own would not be found.
-
-    Raises:
-      ValueError: The file, or a module beside it that it imports, has such an import.
+    ValueError names the file, or the module beside it, with such an import.
     """
     program = pathlib.Path(path).expanduser().absolute()
     folder = program.parent

@@ -262,7 +262,6 @@ class PredictionObjective:
     def values(
         self, model: Predict, batch: Any, training: bool
     ) -> Mapping[str, tf.Tensor]:
-        """Returns the `loss` and each metric per example; see `Objective`."""
         predictions = model(batch.features, training=training)
         return self.of_predictions(batch.labels, predictions)
 
@@ -273,15 +272,12 @@ class PredictionObjective:
         global_size: Any = None,
         totals: Mapping[str, Any] | None = None,
     ) -> Mapping[str, tf.Tensor]:
-        """See `Objective`."""
         del global_size, totals
         functions = {"loss": self.loss, **self.metrics}
         return {name: f(labels, predictions) for name, f in functions.items()}
 
     def results(self, sums: Mapping[str, Any]) -> dict[str, float]:
-        """See `Objective`."""
         return means_over_examples(sums)
 
     def metric_state(self, sums: Mapping[str, Any]) -> Sequence[tuple[Any, Any]]:
-        """See `Objective`."""
         return []

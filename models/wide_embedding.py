@@ -22,9 +22,6 @@ def build(data: Examples, settings: Settings) -> keras.Model:
 
     All columns share one table, so that a step has one lookup instead of one per
     column: category k of column c is row c num_categories + k.
-
-    Raises:
-      ValueError: The features are not ids in columns, or there are too many of them.
     """
     if data.num_categories is None or len(data.input_shape) != 1:
         raise ValueError(

@@ -228,15 +228,12 @@ class Strategy(abc.ABC):
 
     @classmethod
     def serve(cls, config: StrategyConfig, cluster: Cluster, ending: EndingPath) -> int:
-        """Runs a task of `Traits.server_jobs` until the chief shuts it down.
+        """Runs a task of `Traits.server_jobs` to its shutdown; returns its exit code.
 
         Args:
           config: Configuration, the same as the chief's.
           cluster: Cluster as seen from this task.
           ending: Paths of the files that `shutdown_servers` writes.
-
-        Returns:
-          Exit code of the task.
         """
         raise NotImplementedError(f"{cls.name} has no tasks that only serve")
 

@@ -100,14 +100,11 @@ class Mirrored(Strategy):
 
 
 def _check_halves(num_devices: int) -> None:
-    """Refuses a number of devices of which a hierarchical sum would omit one.
+    """Raises UsageError for an odd number: a hierarchical sum would omit a device.
 
     TensorFlow sums in two groups of `num_devices // 2` devices
     (`aggregate_gradients_using_hierarchical_copy` in
     tensorflow/python/distribute/cross_device_utils.py).
-
-    Raises:
-      UsageError: The number is odd and above one.
     """
     if num_devices > 1 and num_devices % 2:
         raise UsageError(

@@ -124,11 +124,7 @@ def _ask(peer: tuple[str, str]) -> Report | PeerState:
 
 
 def _socket_for(address: str) -> tuple[socket.socket, tuple[Any, ...]]:
-    """Returns a UDP socket for messages to host:port, and their address.
-
-    Raises:
-      OSError: The host is not known.
-    """
+    """Returns a UDP socket for messages to host:port, and their address."""
     host, _, port = address.rpartition(":")
     found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
     family, kind, *_, place = found[0]

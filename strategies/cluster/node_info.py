@@ -44,15 +44,12 @@ class Answer:
 def exchange(
     cluster: Cluster, card: Mapping[str, Any], seconds: float
 ) -> dict[str, Answer]:
-    """Sends this task's node information to all other tasks and receives theirs.
+    """Sends this task's node information to all others, and returns theirs by task.
 
     Args:
       cluster: Cluster of all tasks.
       card: Node information of this task, a JSON object.
       seconds: Longest wait for all other tasks together, in seconds.
-
-    Returns:
-      The answer of every other task by its name.
 
     Raises:
       UsageError: Another process uses this task's address.

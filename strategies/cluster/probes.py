@@ -120,11 +120,7 @@ class PeerProbe:
         self._missed_since: float | None = None
 
     def require(self) -> None:
-        """Checks that the peer has not been unreachable for too long.
-
-        Raises:
-          PeerLostError: The peer is dead or does not answer.
-        """
+        """Raises PeerLostError once the peer has been unreachable for too long."""
         patience, what = self._patience_seconds, "was lost"
         started = time.monotonic()
         try:

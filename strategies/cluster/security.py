@@ -58,13 +58,10 @@ def has_remote(addresses: Iterable[str]) -> bool:
 
 
 def check_hosts(hosts: Mapping[str, str]) -> None:
-    """Checks that all tasks are on this machine, unless the user allows other hosts.
+    """Raises UsageError, which names the host, if a task is not on this machine.
 
     Args:
       hosts: Hosts by the place that names them, such as a key of TF_CONFIG.
-
-    Raises:
-      UsageError: A host is not this machine. The message names the first such host.
     """
     for where, host in hosts.items():
         if not is_loopback(host):

@@ -127,11 +127,7 @@ def _check_node(environment: Mapping[str, str], cluster: Cluster) -> None:
 
 
 def _check_sizes(environment: Mapping[str, str], total: int) -> None:
-    """Checks that no variable names more nodes than tasks; the resolver lists them all.
-
-    Raises:
-      UsageError: naming the variable.
-    """
+    """Raises UsageError for more nodes than tasks; the resolver would list them all."""
     if total > _MOST_TASKS:
         accepted = f"a number up to {_MOST_TASKS}"
         raise _refusal(environment, "SLURM_STEP_NUM_TASKS", accepted)

@@ -115,9 +115,6 @@ def from_environment(environment: Mapping[str, str]) -> Cluster | None:
 
     TF_CONFIG takes precedence over Slurm's variables, which `strategies.cluster.slurm`
     reads.
-
-    Raises:
-      UsageError: TF_CONFIG is malformed.
     """
     text = environment.get("TF_CONFIG", "")
     if text.strip():
@@ -128,11 +125,7 @@ def from_environment(environment: Mapping[str, str]) -> Cluster | None:
 def check_roles(
     cluster: Cluster, required: Sequence[str], allowed: Sequence[str]
 ) -> None:
-    """Checks that a cluster has the jobs that a strategy needs, and no others.
-
-    Raises:
-      UsageError: A job is missing or is not part of the strategy. The message names it.
-    """
+    """Raises UsageError, which names the job, if one is missing or not accepted."""
     for job in required:
         if job not in cluster.addresses:
             raise _refusal(f"cluster.{job}", "is missing, which this strategy needs")

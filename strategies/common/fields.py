@@ -117,11 +117,7 @@ def field_types(config_class: type) -> Mapping[str, tuple[type, bool]]:
 
 
 def check_settings(config: Any) -> None:
-    """Checks every field of a configuration against its declaration.
-
-    Raises:
-      UsageError: A value has the wrong type, is out of bounds or is not a choice.
-    """
+    """Raises UsageError for the first value that its field does not accept."""
     config_class: type = type(config)
     for field in dataclasses.fields(config):
         check_setting(config_class, field, getattr(config, field.name))
@@ -130,12 +126,9 @@ def check_settings(config: Any) -> None:
 def check_setting(
     config_class: type, field: dataclasses.Field, value: Any, title: str | None = None
 ) -> None:
-    """Checks the value of one field of a configuration.
+    """Raises UsageError for a value of a wrong type, out of bounds, or not a choice.
 
     Messages name it by `title`, or else by the option of the field.
-
-    Raises:
-      UsageError: The value has the wrong type, is out of bounds or is not a choice.
     """
     hint, optional = field_types(config_class)[field.name]
     if value is None and optional:

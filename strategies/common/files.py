@@ -67,11 +67,7 @@ def write_atomically(path: pathlib.Path, text: str) -> None:
 
 
 def append_whole(path: pathlib.Path, text: str) -> None:
-    """Appends a whole text to a file or, on a full disk, nothing.
-
-    Raises:
-      OSError: The text could not be written.
-    """
+    """Appends a whole text to a file or, on a full disk, raises OSError."""
     with path.open("ab", buffering=0) as file:
         before = file.seek(0, os.SEEK_END)
         content = text.encode("utf-8")
@@ -188,11 +184,7 @@ class FolderLock:
         call_at_forks(after_in_child=self.release)
 
     def acquire(self) -> None:
-        """Takes the lock.
-
-        Raises:
-          UsageError: Another process holds the lock.
-        """
+        """Takes the lock, or raises UsageError if another process holds it."""
         descriptor = os.open(self._path, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -146,11 +146,7 @@ def gpu_number(gpu: tf.config.PhysicalDevice) -> int:
 
 
 def check_one_replica() -> None:
-    """Checks that this process has at most one GPU, and so one replica.
-
-    Raises:
-      UsageError: It has several.
-    """
+    """Raises UsageError if this process has several GPUs, and so several replicas."""
     count = len(tf.config.list_physical_devices("GPU"))
     if count > 1:
         raise UsageError(

@@ -50,11 +50,7 @@ class DeviceChoice:
 
 
 def parse_devices(items: Sequence[str], is_soft: bool = False) -> DeviceChoice:
-    """Parses the items of --devices.
-
-    Args:
-      items: Items of the list; empty for no choice.
-      is_soft: Value of `DeviceChoice.is_soft`.
+    """Parses the items of --devices, of which there may be none.
 
     Raises:
       UsageError: The items are neither GPUs nor one number of logical CPU devices.

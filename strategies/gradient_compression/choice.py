@@ -34,11 +34,7 @@ class Compression:
 
 
 def parse_compression(text: str) -> Compression | None:
-    """Parses a value of --gradient_compression; None stands for no compression.
-
-    Raises:
-      UsageError: It is no such value.
-    """
+    """Parses a value of --gradient_compression; None stands for no compression."""
     if text == NONE:
         return None
     if text == "int8":

@@ -49,11 +49,7 @@ class CompressedSum(UpdateExchange):
         compression: Compression,
         update: Update,
     ):
-        """Makes the variables of errors.
-
-        Raises:
-          UsageError: The method makes no gradient of this model smaller.
-        """
+        """Makes the variables of errors."""
         self._strategy = strategy
         self._update = update
         self._method, self._specs = method_for(compression, update)

@@ -98,14 +98,11 @@ def clipped(gradients: Sequence[Any], norm: tf.Tensor, largest: float) -> list[A
 
 
 def totals(outputs: ReplicaOutputs) -> tf.Tensor:
-    """Returns the sum of each gradient, then of each tensor of layer state.
+    """Returns the sum of each gradient, then of each tensor of layer state, float64.
 
     A sum is not finite if one of its numbers is not finite, or if the numbers are so
     large that their sum overflows their type. Integer tensors and missing gradients
     have the sum zero.
-
-    Returns:
-      The sums, float64 [gradients + tensors of state].
     """
     # A sum reads a tensor once, on its device, and makes no tensor of the same size, as
     # `tf.math.is_finite` would.

@@ -78,11 +78,7 @@ def take_micro_batch(
 
 
 def row_weights(batch: Batch, of_rows: tf.Tensor) -> tf.Tensor:
-    """Returns 1 for rows that count and 0 for the additional row of an empty shard.
-
-    Returns:
-      The weights, [rows], of the type of `of_rows`.
-    """
+    """Returns 1 for rows that count and 0 for the additional row of an empty shard."""
     # Not the length of `batch.indices`: only steps that draw random numbers need the
     # indices, so that other steps do not send them to the device.
     rows = tf.range(tf.size(of_rows, out_type=tf.int64))

@@ -121,11 +121,7 @@ class Plan:
 
 
 def resources_of(plan: Plan, cluster: Cluster) -> dict[str, str]:
-    """Returns environment variables that limit a task to its part of the GPUs.
-
-    Raises:
-      UsageError: There are fewer GPUs than workers.
-    """
+    """Returns environment variables that limit a task to its part of the GPUs."""
     if not plan.gpus:
         return {}
     shares = divide(plan.gpus, plan.num_workers)

@@ -147,11 +147,7 @@ class Launcher:
         return None
 
     def _is_replaced(self, failed: LaunchedTask) -> bool:
-        """Restarts a killed task alone, if the other tasks can continue meanwhile.
-
-        Returns:
-          True if the task was restarted.
-        """
+        """Restarts a killed task alone, and returns True, if the others can go on."""
         cluster = failed.cluster
         is_alone = cluster.job == "worker" and self._plan.restarts_workers_alone
         if not (is_alone and failed.was_killed):

@@ -42,11 +42,7 @@ class Averages:
         update: Update,
         config: StrategyConfig,
     ):
-        """Divides the variables and makes the outer optimizer's, if there is one.
-
-        Raises:
-          UsageError: There are more fragments than variables.
-        """
+        """Divides the variables and makes the outer optimizer's, if there is one."""
         self._strategy = strategy
         self._copies = copies
         self._update = update

@@ -100,11 +100,7 @@ def _connected(
     tools: Sequence[str],
     opened: contextlib.ExitStack,
 ) -> list[Network]:
-    """Makes a network for each host, and connects all of them.
-
-    Raises:
-      OSError: The kernel does not allow it.
-    """
+    """Makes a network for each host, and connects all of them."""
     ip, tc = tools
     switch, *networks = make_networks(1 + len(hosts), opened)
     ports = [_PORT.format(number) for number in range(len(hosts))]

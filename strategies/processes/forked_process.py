@@ -43,11 +43,7 @@ class ForkedProcess:
             return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits for the end and returns the exit code.
-
-        Raises:
-          subprocess.TimeoutExpired: The process still runs.
-        """
+        """Waits for the end, for some seconds at most, and returns the exit code."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
             if deadline is not None and time.monotonic() >= deadline:

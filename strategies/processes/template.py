@@ -41,14 +41,11 @@ class Template:
             self._is_ready = True
 
     def fork(self, request: Request, descriptors: Sequence[int]) -> int:
-        """Starts a process as a child of this process.
+        """Starts a process as a child of this process, and returns its ID.
 
         Args:
           request: Process to start.
           descriptors: Standard output and error, then a descriptor for each namespace.
-
-        Returns:
-          ID of the process.
 
         Raises:
           OSError: The template has ended, or cannot take the request.
@@ -110,11 +107,9 @@ def started_template(preload: str, environment: Mapping[str, str]) -> Template:
 
 
 def forked_template(environment: Mapping[str, str]) -> Template | None:
-    """Forks a template from this process, if that can serve as one.
+    """Forks a template from this process, or returns None if that cannot be one.
 
-    Returns:
-      Template; None unless this process was forked from one itself, has a single
-        thread, and its variables were not changed.
+    It has to be forked from a template itself, with unchanged variables and one thread.
     """
     if environment.get(FORKED) != own_mark(environment):
         return None

@@ -59,10 +59,7 @@ def file_kib() -> int:
 def file_kib_of_template_alone(environment: Mapping[str, str]) -> int:
     """Returns the KiB of files that only the template of this process has loaded.
 
-    A process that had done the imports itself would have loaded them, too.
-
-    Returns:
-      0 if this process was started as a new program.
+    They are none in a new program, which has done the imports itself.
     """
     if environment.get(FORKED, "").partition(":")[0] != str(os.getpid()):
         return 0

@@ -91,11 +91,7 @@ class CompressedGradients(WholeGradients):
     """Large dense gradients as approximations, with error feedback."""
 
     def __init__(self, compression: Compression, update: Update, num_workers: int):
-        """Makes the variables that keep all workers' errors between two loops.
-
-        Raises:
-          UsageError: The method makes no gradient of this model smaller.
-        """
+        """Makes the variables that keep all workers' errors between two loops."""
         self._method, self._specs = method_for(compression, update)
         devices = update.devices()
         # One row for each worker, on the server that has the weight.

@@ -119,9 +119,6 @@ class SynchronousSteps:
 
         Args:
           patience_seconds: Longest wait for the closures; None for no limit.
-
-        Raises:
-          tf.errors.OpError: A closure failed with this error.
         """
         # Cleared first: after an error the next call schedules new closures.
         under_way, self._under_way = self._under_way, None

@@ -194,11 +194,7 @@ class WorkersUnderWay:
         self._thread.start()
 
     def wait(self, patience_seconds: float | None) -> None:
-        """Waits until all closures have ended, or for the given seconds at most.
-
-        Raises:
-          tf.errors.OpError: A closure failed with this error.
-        """
+        """Waits for the end of all closures, and raises the error of a failed one."""
         self._thread.join(patience_seconds)
         self.raise_failure()
 

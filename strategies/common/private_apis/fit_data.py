@@ -86,10 +86,7 @@ def spec_of_batches(batches: Sequence[Any]) -> Any:
     """Returns the specification of tensors that Keras finds in the first batches.
 
     An axis in which they differ has any size (keras/src/trainers/data_adapters/
-    data_adapter_utils.py, `get_tensor_spec`).
-
-    Raises:
-      ValueError: They have other numbers of axes.
+    data_adapter_utils.py, `get_tensor_spec`); other numbers of axes are a ValueError.
     """
     return data_adapter_utils.get_tensor_spec(list(batches))
 
