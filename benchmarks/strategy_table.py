@@ -29,13 +29,7 @@ _COMPARED = ("examples_per_second", "eval_accuracy")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Subject:
-    """A model that all strategies train.
-
-    Attributes:
-      name: Name of the subject.
-      model: Description for the page.
-      flags: Flags of every run.
-    """
+    """A model that all strategies train, with its description for the page."""
 
     name: str
     model: str

@@ -20,12 +20,7 @@ from models.objective import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSpec:
-    """A model and its objective; satisfies `TrainableModel`.
-
-    Attributes:
-      build: Function that builds the Keras model.
-      make_objective: Function from the label smoothing to the objective.
-    """
+    """A model and its objective, made for a label smoothing. A `TrainableModel`."""
 
     build: Build
     make_objective: Callable[[float], Objective]

@@ -59,11 +59,7 @@ def labels_of(labels: Any) -> Any:
 
 
 class Summed(NamedTuple):
-    """A tensor that is already summed over n examples, among values of each example.
-
-    Attributes:
-      total: Sum over the examples, such as the counts that a metric keeps.
-    """
+    """A sum over n examples, such as a metric's counts, among values of each."""
 
     total: tf.Tensor
 

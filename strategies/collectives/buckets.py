@@ -28,11 +28,7 @@ class Span:
 class Bucket:
     """Tensors of one type that are sent as one vector, in equal parts for each worker.
 
-    Attributes:
-      indices: Positions of the tensors.
-      shapes: Shape of each of them.
-      dtype: Type of all of them.
-      num_parts: Number of workers.
+    Each tensor has an index, its position among all, and a shape.
     """
 
     indices: Sequence[int]

@@ -220,11 +220,7 @@ class StepPhases(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepFuture:
-    """Results of steps that may still be running.
-
-    Attributes:
-      fetch: Function that waits for the steps and returns what they reported.
-    """
+    """Results of steps that may still be running: `fetch` waits for them."""
 
     fetch: Callable[[], StepResults]
 
@@ -284,12 +280,7 @@ Read = Callable[[Sequence["tf.Variable"]], list["tf.Tensor"]]
 
 
 class SpanShape(NamedTuple):
-    """Size of several steps in one element of a dataset.
-
-    Attributes:
-      num_steps: Number of steps.
-      num_rows: Number of rows of each step.
-    """
+    """Numbers of steps, and of rows of each step, in one element of a dataset."""
 
     num_steps: int
     num_rows: int
@@ -398,12 +389,7 @@ class LoopFunction(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Communication:
-    """Communication of one replica per update, by its algorithm, not measured.
-
-    Attributes:
-      algorithm: Name of the algorithm.
-      bytes_per_step_per_replica: Bytes that a replica sends for one update.
-    """
+    """Bytes that a replica sends for one update, by the algorithm, not measured."""
 
     algorithm: str
     bytes_per_step_per_replica: int

@@ -22,12 +22,7 @@ from strategies.ps.worker_input import opened
 
 
 class _Task(NamedTuple):
-    """Input of a step.
-
-    Attributes:
-      batch: Whole global batch.
-      call: Number of the call of the inner loop with this step, int64 scalar.
-    """
+    """Whole global batch of a step, and the number of the call of the inner loop."""
 
     batch: Batch
     call: tf.Tensor

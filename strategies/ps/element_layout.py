@@ -131,11 +131,8 @@ class GradientPacking:
 class ElementLayout:
     """Layout of the values of one server in the components of a queue's element.
 
-    A server sums gradients, so that it decodes the compressed ones first.
-
-    Attributes:
-      sent: Layout of the components that are sent.
-      summed: Layout of the components that are summed.
+    A server sums gradients, so that it decodes the compressed ones first: components
+    have one layout as they are sent, and another one as they are summed.
     """
 
     def __init__(self, values: Sequence[Any]):
