@@ -154,8 +154,7 @@ def monitor_workers(
     def raise_in_main_thread(number: int, frame: FrameType | None) -> None:
         raise lost[0]
 
-    tasks = {**_tasks_of(cluster, "worker"), **_tasks_of(cluster, "ps")}
-    states = PeerStates(tasks, patience_seconds)
+    states = PeerStates(cluster.tasks("worker", "ps"), patience_seconds)
 
     def watch() -> None:
         error = _until_too_few_are_left(
@@ -192,7 +191,7 @@ def _until_too_few_are_left(
     ended: threading.Event,
 ) -> PeerLostError | None:
     """Returns an error once too few tasks are left; None once the block has ended."""
-    workers, servers = (_tasks_of(cluster, job) for job in ("worker", "ps"))
+    workers, servers = cluster.tasks("worker"), cluster.tasks("ps")
     gone: set[str] = set()
     enough_at = time.monotonic()
     while not ended.wait(_POLL_SECONDS):
@@ -215,8 +214,3 @@ def _until_too_few_are_left(
             needed = f"{len(there)} of {num_required} workers needed are left"
             return PeerLostError(f"{needed}, {names} lost: {REMEDY}")
     return None
-
-
-def _tasks_of(cluster: Cluster, job: str) -> Mapping[str, str]:
-    tasks = cluster.members().items()
-    return {task: address for task, address in tasks if task.startswith(f"{job}-")}

@@ -74,19 +74,19 @@ class Cluster:
         spelling = one_spelling(self.computing[0])
         return hashlib.blake2b(spelling.encode(), digest_size=4).hexdigest()
 
-    def tasks(self) -> Mapping[str, str]:
-        """Returns the address (host:port) of every task by its name."""
+    def tasks(self, *jobs: str) -> Mapping[str, str]:
+        """Returns the address (host:port) of every task, or of some jobs', by name."""
         return {
             f"{job}-{index}": address
             for job, addresses in self.addresses.items()
             for index, address in enumerate(addresses)
+            if job in (jobs or self.addresses)
         }
 
     def members(self) -> Mapping[str, str]:
         """Returns the address (host:port) of the tasks that train together, by name."""
         # An evaluator only reads what the other tasks write, and no task waits for it.
-        names = self.tasks().items()
-        return {t: a for t, a in names if not t.startswith(f"{EVALUATOR}-")}
+        return self.tasks(*(job for job in JOBS if job != EVALUATOR))
 
     def hosts(self) -> Mapping[str, str]:
         """Returns the host of every task by its key in TF_CONFIG."""

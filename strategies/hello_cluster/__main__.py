@@ -182,8 +182,7 @@ def _session(cluster: Cluster) -> Iterator[_Values]:
         config=config,
     )
     # Only parameter servers: a worker may have ended before another one has started.
-    servers = {t: a for t, a in cluster.peers().items() if t.startswith("ps-")}
-    wait_for_tasks(servers, _SECONDS_TO_START)
+    wait_for_tasks(cluster.tasks("ps"), _SECONDS_TO_START)
     with translate_peer_errors(cluster), tf.Graph().as_default():
         values = _Values(tf)
         with tf.compat.v1.Session(server.target, config=config) as session:
