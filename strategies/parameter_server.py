@@ -121,7 +121,12 @@ class ParameterServer(Strategy):
           UsageError: There are backup workers, and the batches are a stream.
         """
         if isinstance(batches, StreamedBatches):
-            self._check_no_backup_workers()
+            if self._config.backup_workers:
+                # They compute on later batches, which a window may not have.
+                raise UsageError(
+                    f"--backup_workers={self._config.backup_workers} does not fit data "
+                    "that are a stream: give arrays, or --backup_workers=0."
+                )
             return WindowedInput(batches)
         # Training and evaluation data are placed once each, not at every evaluation.
         if batches.data not in self._cached_data:
@@ -129,14 +134,6 @@ class ParameterServer(Strategy):
             dataset = self._coordinator.create_per_worker_dataset(batches.cached_data)
             self._cached_data[batches.data] = iter(dataset)
         return WorkerInput(self._cached_data[batches.data], batches)
-
-    def _check_no_backup_workers(self) -> None:
-        if self._config.backup_workers:
-            # They compute on later batches, which a window may not have.
-            raise UsageError(
-                f"--backup_workers={self._config.backup_workers} does not fit data "
-                "that are a stream: give arrays, or --backup_workers=0."
-            )
 
     def compile(
         self, replica_step: ReplicaFunction, update: Update | None

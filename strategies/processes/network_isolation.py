@@ -68,13 +68,12 @@ def network_of_its_own(confine: str, say: Callable[[str], None]) -> Iterator[Net
       UsageError: This machine allows no isolated network, and it is REQUIRED.
     """
     with contextlib.ExitStack() as opened:
+        # AUTO continues in the network of this process.
+        network = Network()
         try:
-            network = Network()
             if confine != OFF:
                 (network,) = make_networks(1, opened)
         except OSError as error:
-            # AUTO continues in the network of this process.
-            network = Network()
             if confine == REQUIRED:
                 raise UsageError(
                     "--set=strategy.isolate_network=required cannot be met, because "
