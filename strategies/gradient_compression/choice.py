@@ -43,20 +43,12 @@ def parse_compression(text: str) -> Compression | None:
     # Python would also read digits of other scripts, and `1_0` as ten.
     if method == "powersgd" and re.fullmatch("0*[1-9][0-9]{0,8}", parameter):
         return Compression(text, method, rank=int(parameter))
-    is_number = re.fullmatch(r"[0-9]*\.?[0-9]*(e-?[0-9]{1,3})?", parameter)
-    if method == "topk" and is_number and any(c in "123456789" for c in parameter):
-        fraction = _fraction(parameter)
-        if 0 < fraction <= 1:
-            return Compression(text, method, fraction=fraction, exchange="all_gather")
+    is_number = re.fullmatch(r"([0-9]+\.?|[0-9]*\.[0-9]+)(e-?[0-9]{1,3})?", parameter)
+    if method == "topk" and is_number and 0 < float(parameter) <= 1:
+        fraction = float(parameter)
+        return Compression(text, method, fraction=fraction, exchange="all_gather")
     raise UsageError(
         f"--gradient_compression={shown(text)} is not known: give powersgd:RANK, such "
         "as powersgd:4, with a whole number of 1 or more; int8; topk:FRACTION, such as "
         f"topk:0.01, with a number above 0 and at most 1; or {NONE}."
     )
-
-
-def _fraction(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return 0.0
