@@ -30,7 +30,8 @@ def changes_of(apply: Callable[[], None]) -> tf.Operation:
     before = len(graph.get_operations())
     apply()
     made = graph.get_operations()[before:]
-    return tf.group(*(operation for operation in made if _changes(operation)))
+    changes = (op for op in made if _takes_variable(op) and op.type not in _READS)
+    return tf.group(*changes)
 
 
 @contextlib.contextmanager
@@ -46,10 +47,6 @@ def reads_after(operation: tf.Operation) -> Iterator[None]:
     for read in graph.get_operations()[before:]:
         if _takes_variable(read):
             run_after(read, operation)
-
-
-def _changes(operation: tf.Operation) -> bool:
-    return _takes_variable(operation) and operation.type not in _READS
 
 
 def _takes_variable(operation: tf.Operation) -> bool:
