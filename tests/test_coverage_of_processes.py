@@ -79,6 +79,6 @@ def test_lines_that_tasks_of_a_cluster_run_are_counted(tmp_path: pathlib.Path) -
         "strategies/launcher/launcher.py": "self._tasks.start()",
         "trainers/modes/train.py": "task.exit_code = task.train(",
         "strategies/ps/async_worker.py": "self._",
-        "strategies/ps/server.py": "return _wait_until_gone(address, exit_code)",
+        "strategies/ps/server.py": "wait_until_gone([address], _SECONDS_TO_GIVE_BACK)",
     }.items():
         assert numbers_of(name, words) & set(lines[name]), name

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, MutableMapping
 
 import psutil
 
+from strategies.cluster.probes import host_and_port
 from strategies.cluster.rendezvous import sockets_of
 
 _LARGEST_INT = 2**31 - 1
@@ -33,7 +34,7 @@ def connect_without_proxy(
     """
     # gRPC ignores `no_proxy` where `no_grpc_proxy` is set.
     known = environment.get("no_grpc_proxy", environment.get("no_proxy", ""))
-    hosts = [address.rpartition(":")[0].strip("[]") for address in addresses]
+    hosts = [host_and_port(address)[0] for address in addresses]
     names = [*filter(None, known.split(",")), *hosts]
     environment["no_grpc_proxy"] = ",".join(dict.fromkeys(names))
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from strategies.cluster.activity import Sign, observe_activity
-from strategies.cluster.probes import PeerState, for_each, peer_state
+from strategies.cluster.probes import PeerState, for_each, host_and_port, peer_state
 from strategies.cluster.rendezvous import bound_socket
 from strategies.cluster.spec import Cluster
 from strategies.common.strict_json import parse_json
@@ -125,7 +125,6 @@ def _ask(peer: tuple[str, str]) -> Report | PeerState:
 
 def _socket_for(address: str) -> tuple[socket.socket, tuple[Any, ...]]:
     """Returns a UDP socket for messages to host:port, and their address."""
-    host, _, port = address.rpartition(":")
-    found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
+    found = socket.getaddrinfo(*host_and_port(address), type=socket.SOCK_DGRAM)
     family, kind, *_, place = found[0]
     return socket.socket(family, kind), place

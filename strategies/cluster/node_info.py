@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from strategies.cluster.probes import for_each
+from strategies.cluster.probes import for_each, host_and_port
 from strategies.cluster.rendezvous import hold_port
 from strategies.cluster.spec import Cluster
 from strategies.common.strict_json import parse_json
@@ -75,15 +75,13 @@ def exchange(
 def _ask(own_name: str, peer: tuple[str, str]) -> Answer:
     """Returns the answer of a task, by its name and address."""
     task, address = peer
-    host, _, port = address.rpartition(":")
+    place = host_and_port(address)
     try:
-        with socket.create_connection(
-            (host.strip("[]"), int(port)), _SECONDS_A_MESSAGE
-        ) as connection:
+        with socket.create_connection(place, _SECONDS_A_MESSAGE) as connection:
             _send(connection, {"task": own_name})
             received = _receive(connection)
     except socket.gaierror:
-        return Answer(silence=f"the host name {host} is not known here")
+        return Answer(silence=f"the host name {place[0]} is not known here")
     except TimeoutError:
         return Answer(silence="no answer: a firewall, or a host that is down")
     except ConnectionRefusedError:

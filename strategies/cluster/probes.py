@@ -9,7 +9,7 @@ import enum
 import errno
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -20,6 +20,7 @@ V = TypeVar("V")
 
 REMEDY = "start all tasks again, with --resume=auto to continue the run."
 _CONNECT_SECONDS = 1.0
+_POLL_SECONDS = 0.1
 # Errors of a connection if no packet comes back: the other machine is off, a cable on
 # the way is out, or no name server answers. The state of its task is unknown then.
 _UNHEARD = (
@@ -32,6 +33,12 @@ _UNHEARD = (
 )
 
 
+def host_and_port(address: str) -> tuple[str, int]:
+    """Returns both parts of host:port; an IPv6 address loses its brackets."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 def is_listening(address: str) -> bool:
     """Returns whether a process accepts connections at host:port."""
     try:
@@ -39,6 +46,13 @@ def is_listening(address: str) -> bool:
             return True
     except OSError:
         return False
+
+
+def wait_until_gone(addresses: Sequence[str], seconds: float) -> None:
+    """Waits until no process listens at any host:port, for some seconds at most."""
+    deadline = time.monotonic() + seconds
+    while any(map(is_listening, addresses)) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
 
 
 class PeerState(enum.Enum):
@@ -70,10 +84,8 @@ def _connection_to(address: str) -> socket.socket:
     Raises:
       OSError: There is no connection within a second.
     """
-    # IPv6 addresses stand in brackets, which `create_connection` does not take. The
-    # limit of a second stays on the socket and also bounds `recv`.
-    host, _, port = address.rpartition(":")
-    return socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS)
+    # The limit of a second stays on the socket and also bounds `recv`.
+    return socket.create_connection(host_and_port(address), _CONNECT_SECONDS)
 
 
 def is_serving(address: str) -> bool:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from strategies.cluster.probes import for_each, is_listening
+from strategies.cluster.probes import for_each, host_and_port, is_listening
 from strategies.cluster.security import is_loopback
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import ClusterIncompleteError, UsageError
@@ -61,9 +61,8 @@ def _check_own_address(cluster: Cluster) -> None:
 
 def sockets_of(address: str) -> set[tuple[Any, ...]]:
     """Returns the numeric socket addresses of a host:port; none if it is unknown."""
-    host, _, port = address.rpartition(":")
     try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(*host_and_port(address), type=socket.SOCK_STREAM)
     except OSError:
         return set()
     return {place for *_, place in found}
@@ -84,12 +83,12 @@ def bound_socket(address: str, kind: socket.SocketKind) -> socket.socket:
     Raises:
       OSError: The port is in use.
     """
-    host, _, port = address.rpartition(":")
-    place: Any = ("", int(port))
+    host, port = host_and_port(address)
+    place: Any = ("", port)
     family = socket.AF_INET
     is_local, is_dual = is_loopback(host), socket.has_dualstack_ipv6()
     if is_local:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=kind)
+        found = socket.getaddrinfo(host, port, type=kind)
         family, *_, place = min(found, key=lambda one: one[0] != socket.AF_INET)
     elif is_dual:
         family = socket.AF_INET6

@@ -20,11 +20,10 @@ import os
 import pathlib
 import signal
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from strategies.cluster.probes import is_listening
+from strategies.cluster.probes import is_listening, wait_until_gone
 from strategies.cluster.rendezvous import hold_port, wait_for_tasks
 from strategies.cluster.security import has_remote
 from strategies.cluster.spec import Cluster, check_roles, from_environment
@@ -40,7 +39,6 @@ _NUM_WORKERS = 2
 _NUM_TASKS = {"ps": 1, "worker": _NUM_WORKERS}
 _SECONDS_TO_START = 60.0
 _SECONDS_TO_END = 10.0
-_POLL_SECONDS = 0.05
 
 
 def main(argv: Sequence[str]) -> int:
@@ -127,7 +125,8 @@ def _run_task(cluster: Cluster) -> int:
         else:
             _work(cluster, values)
     if cluster.job == "ps":
-        _wait_for_workers(cluster)
+        # Workers still close their sessions, which need this server.
+        wait_until_gone(cluster.addresses["worker"], _SECONDS_TO_END)
     return 0
 
 
@@ -215,14 +214,6 @@ def _work(cluster: Cluster, values: _Values) -> None:
 
 def _say(cluster: Cluster, words: str) -> None:
     print(f"{cluster.task:<9} {words}", flush=True)
-
-
-def _wait_for_workers(cluster: Cluster) -> None:
-    """Waits until the workers have closed their sessions, which need this server."""
-    deadline = time.monotonic() + _SECONDS_TO_END
-    workers = cluster.addresses["worker"]
-    while any(map(is_listening, workers)) and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from strategies.cluster.inquiry import answer_questions
-from strategies.cluster.probes import PeerProbe, is_listening
+from strategies.cluster.probes import PeerProbe, wait_until_gone
 from strategies.cluster.rendezvous import hold_port, wait_for_tasks
 from strategies.cluster.resolver import cluster_spec
 from strategies.cluster.spec import Cluster
@@ -73,7 +73,9 @@ def serve(config: StrategyConfig, cluster: Cluster, shutdown_file: pathlib.Path)
             # The chief makes no progress, perhaps because of this task.
             faulthandler.dump_traceback(all_threads=True)
         if exit_code is not None:
-            return _wait_until_gone(address, exit_code)
+            # The chief still releases its resources here.
+            wait_until_gone([address], _SECONDS_TO_GIVE_BACK)
+            return exit_code
         chief.require()
         time.sleep(_POLL_SECONDS)
     # An orderly end would cancel the closures under way, and the chief would fail with
@@ -121,14 +123,6 @@ def server_threads() -> tf.compat.v1.ConfigProto:
             _LEAST_INTER_OP_THREADS, threading.get_inter_op_parallelism_threads()
         ),
     )
-
-
-def _wait_until_gone(chief: str, exit_code: int) -> int:
-    """Waits until the chief has ended, which still releases its resources here."""
-    deadline = time.monotonic() + _SECONDS_TO_GIVE_BACK
-    while is_listening(chief) and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS)
-    return exit_code
 
 
 def _read_once(shutdown_file: pathlib.Path) -> int | None:
