@@ -44,6 +44,13 @@ if hasattr(signal, "SIGRTMIN"):
 _ORIGINAL = {passed_on: number for number, passed_on in PASSED_ON.items()}
 
 
+def name_of(number: int) -> str:
+    """Returns the name of a signal, such as SIGKILL."""
+    # Python has no names for real-time signals but the first and the last.
+    names = {known.value: known.name for known in signal.Signals}
+    return names.get(number, f"signal {number}")
+
+
 def as_passed_on(number: int) -> int:
     """Returns the signal by which the launcher forwards a signal to its tasks."""
     return PASSED_ON.get(number, number)

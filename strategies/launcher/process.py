@@ -8,7 +8,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -19,7 +18,7 @@ import psutil
 
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import PeerLostError
-from strategies.common.signals import STOPS
+from strategies.common.signals import STOPS, name_of
 from strategies.launcher.launch_config import Plan, cores_of, resources_of
 from strategies.processes.network_isolation import Network
 from strategies.processes.parent import LAUNCHER_PID
@@ -106,7 +105,7 @@ class LaunchedTask:
     def signal_name(self) -> str:
         """Signal that ended the process, in brackets after a space, or empty."""
         code = self.process.poll() or 0
-        return f" ({signal.Signals(-code).name})" if code < 0 else ""
+        return f" ({name_of(-code)})" if code < 0 else ""
 
     @property
     def is_stopped(self) -> bool:
