@@ -20,6 +20,7 @@ from strategies.common.errors import UsageError
 from strategies.common.fields import check_setting, field_types
 from strategies.common.text import as_argument, shown
 from trainers.cli import help, version
+from trainers.cli.arguments import read_arguments
 from trainers.config.comparison import ComparisonConfig
 from trainers.config.config import Config, without_lists
 from trainers.config.file import settings_from_file
@@ -126,7 +127,7 @@ def _settings(
     """
     argv, script_arguments = split_arguments(argv)
     values = _define()
-    stray = _read(values, list(argv))
+    stray = _read(values, argv)
     # Before the values are converted, so that `--help` works beside an unusable value.
     _answer(values)
     if stray:
@@ -240,36 +241,20 @@ def wants_tracebacks(argv: Sequence[str]) -> bool:
     return any(map(pattern.fullmatch, split_arguments(argv)[0][1:]))
 
 
-def _read(values: flags.FlagValues, argv: list[str]) -> list[str]:
+def _read(values: flags.FlagValues, argv: Sequence[str]) -> list[str]:
     """Sets the flags and returns the arguments that are not flags."""
-    for argument in argv[1:]:
-        # absl reads these two before any other, whether they are defined or not.
-        name = re.sub(r"^--?", "", argument).partition("=")[0]
-        if re.fullmatch(r"--?(flagfile|undefok)(=.*)?", argument, re.DOTALL):
-            raise UsageError(f"--{name} is unknown: --help lists the flags.")
-        # absl compares a name with all flags by a recursion as deep as it is long.
-        if argument.startswith("-") and len(name) > _LONGEST_NAME:
-            raise _unknown(name, argv)
     try:
-        return values(argv)[1:]
+        return read_arguments(values, argv)
     except flags.UnrecognizedFlagError as error:
         raise _unknown(error.flagname, argv) from error
     except flags.IllegalFlagValueError as error:
         # Only switches validate their value here; other flags accept any text.
         argument = str(error).removeprefix("flag ").partition(": ")[0]
-        name = argument.removeprefix("--").partition("=")[0]
-        raise _not_a_switch(argument, name) from error
+        name = argument.lstrip("-").partition("=")[0]
+        switch = name if name in values else name.removeprefix("no")
+        raise _not_a_switch(argument, switch) from error
     except flags.Error as error:
         raise UsageError(f"{error}: give it as --name=value.") from error
-    except ValueError as error:
-        # absl raises ValueError for --noverbose=1.
-        argument = str(error).partition(" ")[0]
-        name = argument.removeprefix("--no").partition("=")[0]
-        raise _not_a_switch(argument, name) from error
-
-
-# The longest flag has 28 characters. With 100 the comparison takes a second.
-_LONGEST_NAME = 40
 
 
 def _unknown(name: str, argv: Sequence[str]) -> UsageError:

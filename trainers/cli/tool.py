@@ -9,6 +9,7 @@ from absl import flags
 
 from strategies.common.errors import ExitCode, UsageError
 from strategies.common.text import shown
+from trainers.cli.arguments import read_arguments
 
 
 def tool_flags() -> flags.FlagValues:
@@ -33,7 +34,7 @@ def run_tool(
       description: Text of `--help` before the flags.
     """
     try:
-        positional = _parse(values, argv)
+        positional = read_arguments(values, argv)
         # Before other checks, so that --help works beside other arguments.
         if values.help:
             print(description, values.get_help(include_special_flags=False), sep="\n")
@@ -44,18 +45,13 @@ def run_tool(
                 "--name=value."
             )
         return run(values)
+    except flags.Error as error:
+        words = " ".join(str(error).split())
+        print(f"error: {words}; --help lists all flags.", file=sys.stderr)
+        return ExitCode.USAGE
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return ExitCode.USAGE
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
-
-
-def _parse(values: flags.FlagValues, argv: Sequence[str]) -> list[str]:
-    """Returns the arguments that are not flags."""
-    try:
-        return values(list(argv))[1:]
-    except flags.Error as error:
-        words = " ".join(str(error).split())
-        raise UsageError(f"{words}; --help lists all flags.") from error

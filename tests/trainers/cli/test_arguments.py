@@ -1,0 +1,31 @@
+"""Tests of the arguments of small tools, such as `python -m trainers.matpow`."""
+
+from __future__ import annotations
+
+import pytest
+
+from strategies.common.errors import ExitCode
+from trainers.cli.tool import run_tool, tool_flags
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("--nohelp=1", "--nohelp=1: does not take an argument"),
+        ("--help=3", "--help=3"),
+        ("--" + "a" * 1200, "Unknown command line flag 'aaaa"),
+        # absl would read the file, and pass over an unknown flag.
+        ("--flagfile=/etc/passwd", "Unknown command line flag 'flagfile'"),
+        ("--undefok=nonsense", "Unknown command line flag 'undefok'"),
+        ("train", "'train' is not a flag"),
+    ],
+)
+def test_an_unusable_argument_is_refused_in_one_line(
+    argument: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = run_tool(lambda values: 0, tool_flags(), ["tool", argument], "A tool.")
+    assert code == ExitCode.USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert words in line
+    assert len(line) < 300
