@@ -99,7 +99,8 @@ def _remarks_on_the_machine(by_arm: RunsByArm) -> list[str]:
             "they would on an idle machine."
         )
     for part in ("versions", "hardware"):
-        # Dictionaries are not hashable; their `repr` is.
-        if len({repr(run.result.get(part)) for run in completed}) > 1:
+        if any(
+            run.result.get(part) != completed[0].result.get(part) for run in completed
+        ):
             remarks.append(f"Not all runs had the same {part}.")
     return remarks

@@ -41,12 +41,7 @@ def differing_settings(arms: Sequence[Arm]) -> dict[str, dict[str, Any]]:
         }
         for name in names
     }
-    return {
-        name: by_arm
-        for name, by_arm in values.items()
-        # Lists are not hashable; their `repr` is.
-        if len({repr(value) for value in by_arm.values()}) > 1
-    }
+    return {name: by_arm for name, by_arm in values.items() if _two_that_differ(by_arm)}
 
 
 def _settings(config: Config, arms: Sequence[Arm]) -> dict[str, Any]:
@@ -175,5 +170,7 @@ def _runs_that_differ(
 
 
 def _two_that_differ(by_arm: Mapping[str, Any]) -> dict[str, Any]:
-    (first, value), *others = by_arm.items()
-    return {first: value, **dict([next(o for o in others if o[1] != value)])}
+    """Returns the first arm and another one that differs; empty if all are equal."""
+    pairs = list(by_arm.items())
+    # By `!=`: a file may have 100 where a flag has 100.0.
+    return next((dict([pairs[0], p]) for p in pairs if p[1] != pairs[0][1]), {})
