@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -75,8 +76,9 @@ class ExperimentDir:
         """Removes the folders that `begin` created, after the runs were refused."""
         for path in (self._runs, self._logs):
             shutil.rmtree(path, ignore_errors=True)
-        # Fails if anything else is in the folder, so that no foreign file is deleted.
-        self.path.rmdir()
+        # A folder that holds anything else, such as files of a program, stays.
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
