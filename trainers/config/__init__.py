@@ -1,1 +1,5 @@
-"""Settings of a run, as dataclasses that validate themselves."""
+"""Settings of a run, as dataclasses that validate themselves.
+
+No module here imports TensorFlow or a tracker, so that a wrong flag is refused in a
+fraction of a second.
+"""

@@ -1,7 +1,4 @@
-"""Settings of a comparison.
-
-This module does not import TensorFlow.
-"""
+"""Settings of a comparison."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 Each field is a flag or a `--set`, an entry of the help, a key of config.json and a
 validation rule. The groups determine the order of the help and the nesting of files.
-This module does not import TensorFlow.
 """
 
 from __future__ import annotations

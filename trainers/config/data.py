@@ -1,7 +1,4 @@
-"""Settings of data sets.
-
-This module does not import TensorFlow.
-"""
+"""Settings of data sets."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Settings that handle divergence and stalls.
-
-This module does not import TensorFlow.
-"""
+"""Settings that handle divergence and stalls."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Groups of settings and the fields in them, by name.
 
 Names of settings are unique over all groups. Flags and Python code use names alone,
-files and `--set` names with groups. This module does not import TensorFlow.
+files and `--set` names with groups.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Settings of models.
-
-This module does not import TensorFlow.
-"""
+"""Settings of models."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Settings of the optimizer and the learning rate.
-
-This module does not import TensorFlow.
-"""
+"""Settings of the optimizer and the learning rate."""
 
 from __future__ import annotations
 

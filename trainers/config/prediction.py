@@ -1,7 +1,4 @@
-"""Settings of a prediction.
-
-This module does not import TensorFlow.
-"""
+"""Settings of a prediction."""
 
 from __future__ import annotations
 

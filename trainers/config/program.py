@@ -1,7 +1,4 @@
-"""Check of the settings beside --script, whose program decides most of them.
-
-This module does not import TensorFlow.
-"""
+"""Check of the settings beside --script, whose program decides most of them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Settings of a run: mode, length, threads and reports.
-
-This module does not import TensorFlow.
-"""
+"""Settings of a run: mode, length, threads and reports."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Settings of trackers and of the place of event files.
-
-This module imports neither TensorFlow nor a tracker.
-"""
+"""Settings of trackers and of the place of event files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Checks of settings that name functions of the user.
-
-This module does not import TensorFlow.
-"""
+"""Checks of settings that name functions of the user."""
 
 from __future__ import annotations
 
