@@ -57,11 +57,11 @@ def find_cause(
     known = conclusive(subject, reference, judgement)
     if known is not None:
         return Cause(likely=known, remarks=(), tests=())
-    passing = judgement.first_passing
+    violation = judgement.first_violation
     num_steps = reference.recording.num_steps()
-    if passing is not None:
+    if violation is not None:
         # Later steps only add to the difference and cost time.
-        num_steps = min(passing.step + 1, num_steps)
+        num_steps = min(violation.step + 1, num_steps)
     features = features_in_use(
         subject.config,
         reference.recording.read(1),
@@ -157,27 +157,27 @@ def conclusive(
 
 def remarks(subject: Executed, reference: Executed, judgement: Judgement) -> list[str]:
     """Returns hints at a cause, without proof."""
-    passing = judgement.first_passing
-    if passing is None or passing.step > len(judgement.steps):
+    violation = judgement.first_violation
+    if violation is None or violation.step > len(judgement.steps):
         return []
     found = []
-    examples = [step.examples_expected for step in judgement.steps[: passing.step]]
+    examples = [step.examples_expected for step in judgement.steps[: violation.step]]
     uneven = [count % subject.num_replicas != 0 for count in examples]
     if _is_last_alone(uneven):
         found.append(
-            f"step {passing.step} is the first whose {examples[-1]} examples do not "
+            f"step {violation.step} is the first whose {examples[-1]} examples do not "
             f"divide by {subject.num_replicas} replicas; all before it agree"
         )
     limit = subject.config.optimizer.clip_global_norm
     if limit is not None:
         norms = [
             norm_of_all(reference.recording.read(step + 1).gradients)
-            for step in range(passing.step)
+            for step in range(violation.step)
         ]
         if _is_last_alone([norm > limit for norm in norms]):
             found.append(
-                f"step {passing.step} is the first in which clipping is in force; all "
-                "before it agree"
+                f"step {violation.step} is the first in which clipping is in force; "
+                "all before it agree"
             )
     return found
 
@@ -196,17 +196,17 @@ def _warned(subject: Executed, reference: Executed) -> str:
 
 def where_it_begins(num_replicas: int, judgement: Judgement) -> str:
     """Returns the part of a step in which a difference arises, if no cause is known."""
-    passing = judgement.first_passing
-    if passing is None:
+    violation = judgement.first_violation
+    if violation is None:
         return "no step differs"
-    begins = _BEGINS[passing.quantity]
+    begins = _BEGINS[violation.quantity]
     # A replica that is alone sums nothing, and compares whole batches.
-    if num_replicas == 1 and passing.quantity == "loss":
+    if num_replicas == 1 and violation.quantity == "loss":
         begins = _OTHER_INPUTS
     has_gradients = any("gradients" in step.differences for step in judgement.steps)
-    if passing.quantity == "weights" and not has_gradients:
+    if violation.quantity == "weights" and not has_gradients:
         begins = _OTHER_UPDATE
-    return f"{begins}; first at {passing.in_words()}"
+    return f"{begins}; first at {violation.in_words()}"
 
 
 # Keyed by the first quantity that differs: all quantities computed before it agree.
@@ -240,7 +240,7 @@ def _other_beginning(
         subject.run.result.get(name) != reference.run.result.get(name)
         for name in ("initial_weights_sha256", "first_examples_sha256")
     )
-    if has_other_weights and judgement.first_passing is not None:
+    if has_other_weights and judgement.first_violation is not None:
         return (
             "the initial weights differ already, before any step: perhaps they are "
             "read from a file that an earlier run has written"
@@ -272,12 +272,12 @@ def _multiple(
     Only the first gradients that differ are compared, and only if the weights before
     that step agreed.
     """
-    passing = judgement.first_passing
+    violation = judgement.first_violation
     # A difference that begins elsewhere would change the gradients too.
-    if passing is None or passing.quantity != "gradients":
+    if violation is None or violation.quantity != "gradients":
         return None
-    found = subject.recording.read(passing.step).gradients
-    expected = reference.recording.read(passing.step).gradients
+    found = subject.recording.read(violation.step).gradients
+    expected = reference.recording.read(violation.step).gradients
     factor = _factor(found, expected)
     if factor is None:
         return None

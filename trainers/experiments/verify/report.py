@@ -70,10 +70,10 @@ def explanations(
 
 
 def _remarks(finding: Finding) -> Iterator[str]:
-    if finding.judgement and (passing := finding.judgement.first_passing):
+    if finding.judgement and (violation := finding.judgement.first_violation):
         yield (
-            f"differs first at {passing.in_words()}: "
-            f"{passing.difference.relative:.1e}, tolerance {passing.tolerance:.1e}"
+            f"differs first at {violation.in_words()}: "
+            f"{violation.difference.relative:.1e}, tolerance {violation.tolerance:.1e}"
         )
     if finding.judgement and (by_rounding := finding.judgement.by_rounding):
         yield (
@@ -138,12 +138,8 @@ def _entry(finding: Finding) -> dict[str, Any]:
         "largest_relative_difference": None
         if judgement is None
         else {n: dataclasses.asdict(found) for n, found in judgement.largest.items()},
-        "first_beyond_tolerance": _violation(
-            judgement.first_passing if judgement else None
-        ),
-        "explained_by_rounding": _violation(
-            judgement.by_rounding if judgement else None
-        ),
+        "first_beyond_tolerance": _violation(judgement and judgement.first_violation),
+        "explained_by_rounding": _violation(judgement and judgement.by_rounding),
         "cause": None if cause is None else dataclasses.asdict(cause),
         "staleness": result.get("staleness"),
         "reason": finding.recorded.run.reason or None,

@@ -28,11 +28,11 @@ _TIMES_APART = 10.0
 def judge_with_rounding(subject: Executed, reference: Executed, run: Run) -> Judgement:
     """Compares a run with the reference, and again if rounding may explain it."""
     judgement = judge(subject, reference)
-    passing = judgement.first_passing
+    violation = judgement.first_violation
     most = math.sqrt(EPSILON[reference.config.model.dtype])
     # Weights whose gradients are rounding may differ by any amount; nothing else may.
-    if passing is None or (
-        passing.quantity != "weights" and passing.difference.relative > most
+    if violation is None or (
+        violation.quantity != "weights" and violation.difference.relative > most
     ):
         return judgement
     perturbed = run(

@@ -58,7 +58,7 @@ class Judgement:
       verdict: Verdict in one word.
       steps: Steps that both runs have recorded, in their order.
       largest: Largest difference over all steps, by quantity.
-      first_passing: First difference beyond the tolerance; None if there is none.
+      first_violation: First difference beyond the tolerance; None if there is none.
       by_rounding: First difference beyond the tolerance, if the training amplifies
         rounding as much.
     """
@@ -66,7 +66,7 @@ class Judgement:
     verdict: Verdict
     steps: Sequence[StepAgreement]
     largest: Mapping[str, Difference]
-    first_passing: ToleranceViolation | None
+    first_violation: ToleranceViolation | None
     by_rounding: ToleranceViolation | None = None
 
 
@@ -87,20 +87,20 @@ def judge(subject: Executed, reference: Executed, allowed: Allowed = ()) -> Judg
         agreement(step, subject.recording.read(step), reference.recording.read(step))
         for step in range(1, common + 1)
     ]
-    beyond = _first_passing(subject, steps)
-    passing = _first_passing(subject, steps, allowed) if allowed else beyond
+    beyond = _first_violation(subject, steps)
+    violation = _first_violation(subject, steps, allowed) if allowed else beyond
     is_whole = common == reference.recording.num_steps()
-    if passing is None and not is_whole:
+    if violation is None and not is_whole:
         examples = [step.examples_expected for step in steps]
         examples.append(reference.recording.read(common + 1).examples)
-        passing = ToleranceViolation(
+        violation = ToleranceViolation(
             step=common + 1,
             quantity="loss",
             # The step has no loss to compare.
             difference=Difference(math.inf),
             tolerance=tolerance(subject.config.model.dtype, examples),
         )
-    if passing is not None:
+    if violation is not None:
         verdict = Verdict.DIFFERENT
     # Identical means equal in every bit; equivalent means within the tolerance.
     elif all(step.identical for step in steps):
@@ -111,12 +111,12 @@ def judge(subject: Executed, reference: Executed, allowed: Allowed = ()) -> Judg
         verdict=verdict,
         steps=steps,
         largest=_largest(steps),
-        first_passing=passing,
-        by_rounding=beyond if passing is None else None,
+        first_violation=violation,
+        by_rounding=beyond if violation is None else None,
     )
 
 
-def _first_passing(
+def _first_violation(
     subject: Executed, steps: Sequence[StepAgreement], allowed: Allowed = ()
 ) -> ToleranceViolation | None:
     examples: list[int] = []

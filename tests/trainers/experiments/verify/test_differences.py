@@ -115,7 +115,7 @@ def test_a_replica_alone_has_other_causes_than_several(
         step=17, quantity="loss", difference=Difference(0.1), tolerance=1e-14
     )
     judgement = Judgement(
-        verdict=Verdict.DIFFERENT, steps=[], largest={}, first_passing=violation
+        verdict=Verdict.DIFFERENT, steps=[], largest={}, first_violation=violation
     )
     likely = where_it_begins(num_replicas, judgement)
     assert likely.startswith(words)
@@ -144,6 +144,6 @@ def test_gradients_that_nobody_compared_do_not_agree(
         step=1, quantity="weights", difference=Difference(0.1), tolerance=1e-14
     )
     judgement = Judgement(
-        verdict=Verdict.DIFFERENT, steps=[step], largest={}, first_passing=violation
+        verdict=Verdict.DIFFERENT, steps=[step], largest={}, first_violation=violation
     )
     assert words in where_it_begins(2, judgement)
