@@ -134,26 +134,26 @@ class _Checks:
             return 1
         alone = Config() if self.traits.multi_process else config
         with self.findings.collect_errors():
-            assembly = assemble(config, create_strategy(alone, Cluster()))
-            data = assembly.data
+            parts = assemble(config, create_strategy(alone, Cluster()))
+            data = parts.data
             self.findings.show(
                 "data",
                 f"{config.data.dataset}, {data.train.num_examples:,} examples to "
                 f"train, {data.evaluation.num_examples:,} held out",
             )
-            parameters = assembly.model.count_params()
+            parameters = parts.model.count_params()
             self.findings.show(
                 "model", f"{config.model.model}, {parameters:,} parameters"
             )
-            self.findings.show("xla", assembly.compilation.words)
-            replicas = assembly.strategy.num_replicas
+            self.findings.show("xla", parts.compilation.words)
+            replicas = parts.strategy.num_replicas
             if not self.traits.multi_process:
-                on = describe(assembly.strategy.devices)
+                on = describe(parts.strategy.devices)
                 self.findings.show("replicas", f"{replicas}, on {on}")
-                self._show_memory(assembly)
-            assembly.strategy.close()
+                self._show_memory(parts)
+            parts.strategy.close()
             return replicas
-        # Reached if the assembly failed.
+        # Reached if a part failed.
         return self.config.strategy.num_replicas or 1
 
     def _count_replicas(
@@ -236,8 +236,8 @@ class _Checks:
                 "make room, or choose another --run_dir.",
             )
 
-    def _show_memory(self, assembly: TrainingParts) -> None:
-        name, estimate = largest(estimate_memory(assembly))
+    def _show_memory(self, parts: TrainingParts) -> None:
+        name, estimate = largest(estimate_memory(parts))
         self.findings.show("memory", str(estimate))
         warning = warning_of(name, estimate, capacity_of(name))
         if warning is not None:

@@ -40,27 +40,27 @@ def evaluate(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     folder = RunDir.of_existing(config.run.run_dir or "")
     check_is_no_pattern(folder.path)
     settings = _settings_of(folder, config)
-    assembly = assemble(settings, create_strategy(settings, cluster))
+    parts = assemble(settings, create_strategy(settings, cluster))
     # Without the replicas' own state: the strategy may be another than the run's.
     checkpoints = Checkpoints(
         folder.checkpoints,
-        model=assembly.model,
-        optimizer=assembly.optimizer,
-        step=assembly.step,
+        model=parts.model,
+        optimizer=parts.optimizer,
+        step=parts.step,
         keep=settings.report.keep_checkpoints,
-        loss_scale=assembly.loss_scale_variables(),
+        loss_scale=parts.loss_scale_variables(),
     )
     exported = config.report.exported_model
     if exported is not None:
-        read_keras(exported, assembly.model)
+        read_keras(exported, parts.model)
     elif checkpoints.restore_newest(console.warn) is None:
         raise UsageError(
             f"--run_dir={folder.path} has no checkpoint: train it first, or continue "
             "it with --mode=train --resume=auto."
         )
-    means = as_scalars(assembly.evaluation.run().means)
-    examples = assembly.data.evaluation.num_examples
-    what = f"step {assembly.applied_steps()}" if exported is None else exported
+    means = as_scalars(parts.evaluation.run().means)
+    examples = parts.data.evaluation.num_examples
+    what = f"step {parts.applied_steps()}" if exported is None else exported
     console.say(f"eval  | {what} | {in_words(means)} | {examples:,} examples")
     return ExitCode.DONE
 

@@ -127,17 +127,17 @@ class _Chief:
 class _Evaluator:
     """Evaluation of each checkpoint, once."""
 
-    def __init__(self, assembly: TrainingParts, folder: RunDir, console: Console):
-        self._assembly = assembly
+    def __init__(self, parts: TrainingParts, folder: RunDir, console: Console):
+        self._parts = parts
         self._console = console
         self._folder = folder
         self._checkpoints = Checkpoints(
             folder.checkpoints,
-            model=assembly.model,
-            optimizer=assembly.optimizer,
-            step=assembly.step,
-            keep=assembly.config.report.keep_checkpoints,
-            loss_scale=assembly.loss_scale_variables(),
+            model=parts.model,
+            optimizer=parts.optimizer,
+            step=parts.step,
+            keep=parts.config.report.keep_checkpoints,
+            loss_scale=parts.loss_scale_variables(),
         )
         # An evaluator that is started again goes on where the last one was.
         self._done = _steps_in(f"{folder.tensorboard}/{EVALUATOR}")
@@ -156,7 +156,7 @@ class _Evaluator:
             except DamagedError as error:
                 self._console.warn(f"checkpoint of step {step} is passed over: {error}")
                 continue
-            self._report(step, self._assembly.evaluation.run())
+            self._report(step, self._parts.evaluation.run())
 
     def _report(self, step: int, evaluated: Evaluated) -> None:
         # Created with the first result, so that a run without one has no empty event
@@ -169,7 +169,7 @@ class _Evaluator:
         finite = {tag: v for tag, v in by_tag(means).items() if math.isfinite(v)}
         self._summaries.scalars(EVALUATOR, finite, step)
         if confusion is not None:
-            picture = draw_confusion(confusion, self._assembly.data.class_names)
+            picture = draw_confusion(confusion, self._parts.data.class_names)
             self._summaries.image(EVALUATOR, CONFUSION_MATRIX, picture, step)
         if self._summaries.flush():
             self._write_errors.end("summaries")

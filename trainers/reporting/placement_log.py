@@ -76,7 +76,7 @@ def _placed(graphs: Sequence[Any]) -> list[Placed]:
 
 def write_placements(
     placed: Sequence[Placed],
-    assembly: TrainingParts,
+    parts: TrainingParts,
     console: Console,
     log: str,
     summaries: Summaries,
@@ -88,7 +88,7 @@ def write_placements(
     """
     operations = [_OPERATION, *placed]
     # Columns in the order of the table of operations: device and type first.
-    variables = [_VARIABLE, *(row[::-1] for row in variable_placements(assembly))]
+    variables = [_VARIABLE, *(row[::-1] for row in variable_placements(parts))]
     tables: dict[str, Sequence[Sequence[str]]] = {
         "operations": operations,
         "variables": variables,

@@ -31,53 +31,52 @@ from trainers.run_dir.run_dir import RunDir
 
 
 def print_startup_report(
-    assembly: TrainingParts, folder: RunDir, first_step: int, console: Console
+    parts: TrainingParts, folder: RunDir, first_step: int, console: Console
 ) -> None:
     """Prints model, data, devices and folder of a run, with warnings."""
-    strategy = assembly.strategy
+    strategy = parts.strategy
     replicas = f"{strategy.num_replicas} replica{'s'[: strategy.num_replicas != 1]}"
-    parts = assembly.config.strategy.gradient_accumulation_steps
-    if parts > 1:
-        replicas += f" of {parts} micro-batches"
+    num_microbatches = parts.config.strategy.gradient_accumulation_steps
+    if num_microbatches > 1:
+        replicas += f" of {num_microbatches} micro-batches"
     console.item(
         "strategy", f"{strategy.name}: {replicas} on {describe(strategy.devices)}"
     )
     console.item(
         "model",
         # `count_params` refuses a model that is made of others and has no call.
-        f"{assembly.config.model.name}, "
-        f"{sum(math.prod(v.shape) for v in assembly.model.weights):,} parameters",
+        f"{parts.config.model.name}, "
+        f"{sum(math.prod(v.shape) for v in parts.model.weights):,} parameters",
     )
-    for stage in assembly.pipeline.stages if assembly.pipeline else ():
+    for stage in parts.pipeline.stages if parts.pipeline else ():
         console.item("", stage.in_words())
     console.item(
         "data",
-        f"{assembly.config.data_name}, "
-        f"{assembly.data.train.num_examples:,} examples to train, "
-        f"{assembly.data.evaluation.num_examples:,} held out"
-        + _best_loss(assembly.data),
+        f"{parts.config.data_name}, "
+        f"{parts.data.train.num_examples:,} examples to train, "
+        f"{parts.data.evaluation.num_examples:,} held out" + _best_loss(parts.data),
     )
-    console.item("xla", assembly.compilation.words)
+    console.item("xla", parts.compilation.words)
     resumed = f", continued at step {first_step}" if first_step else ""
     console.item("run", f"{folder.path}{resumed}")
     for words in (
-        _other_optimizer(assembly),
-        _too_long_warmup(assembly),
-        _unsynchronized(assembly) if strategy.num_replicas > 1 else None,
-        substitution(assembly.config.strategy.device_choice),
+        _other_optimizer(parts),
+        _too_long_warmup(parts),
+        _unsynchronized(parts) if strategy.num_replicas > 1 else None,
+        substitution(parts.config.strategy.device_choice),
     ):
         if words:
             console.warn(words)
     # Only the memory with the largest demand is shown and checked.
-    name, estimate = largest(estimate_memory(assembly))
+    name, estimate = largest(estimate_memory(parts))
     console.item("memory", estimate)
     warning = warning_of(name, estimate, capacity_of(name))
     if warning is not None:
         console.warn(warning)
-    if assembly.config.optimizer.lr_scaling != "none":
-        console.item("rate", _scaled_rate(assembly.config))
-    update = assembly.config.optimizer
-    if assembly.embeddings() and update.sparse_gradients and not update.updates_rows:
+    if parts.config.optimizer.lr_scaling != "none":
+        console.item("rate", _scaled_rate(parts.config))
+    update = parts.config.optimizer
+    if parts.embeddings() and update.sparse_gradients and not update.updates_rows:
         decay = f" --weight_decay={update.weight_decay}" * bool(update.weight_decay)
         console.warn(
             f"--optimizer={update.optimizer}{decay} passes over every row of the "
@@ -86,12 +85,12 @@ def print_startup_report(
         )
 
 
-def _unsynchronized(assembly: TrainingParts) -> str | None:
+def _unsynchronized(parts: TrainingParts) -> str | None:
     """Returns a warning if layers cannot sum over replicas as they ask, or None."""
-    if assembly.strategy.traits.sums_in_forward_pass:
+    if parts.strategy.traits.sums_in_forward_pass:
         return None
     names = [
-        layer.name for layer in flat_layers(assembly.model) if sums_over_replicas(layer)
+        layer.name for layer in flat_layers(parts.model) if sums_over_replicas(layer)
     ]
     if not names:
         return None
@@ -99,20 +98,20 @@ def _unsynchronized(assembly: TrainingParts) -> str | None:
     others = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return (
         f"layer {names[0]!r}{others} has synchronized=True, and replicas of "
-        f"{assembly.strategy.name} cannot sum while they compute: each normalizes its "
+        f"{parts.strategy.name} cannot sum while they compute: each normalizes its "
         "own rows; mirrored and multi_worker_mirrored normalize the global batch"
     )
 
 
-def _other_optimizer(assembly: TrainingParts) -> str | None:
+def _other_optimizer(parts: TrainingParts) -> str | None:
     """Returns a warning if the model was compiled with another optimizer, or None."""
-    compiled = assembly.replaced_optimizer
+    compiled = parts.replaced_optimizer
     # RMSprop is Keras's default if `compile` gets no optimizer.
     if compiled is None or type(compiled) is keras.optimizers.RMSprop:
         return None
     # Under mixed_float16 `compile` wraps it into an optimizer that scales the loss.
     compiled = getattr(compiled, "inner_optimizer", compiled)
-    update = assembly.config.optimizer
+    update = parts.config.optimizer
     rate = compiled.get_config().get("learning_rate")
     name = type(compiled).__name__.lower()
     # Keras stores the rate as float32; a schedule is no float.
@@ -128,11 +127,11 @@ def _other_optimizer(assembly: TrainingParts) -> str | None:
     )
 
 
-def _too_long_warmup(assembly: TrainingParts) -> str | None:
+def _too_long_warmup(parts: TrainingParts) -> str | None:
     """Returns a warning if the run ends before its learning rate has risen, or None."""
-    warmup = assembly.config.optimizer.warmup_steps
-    steps = assembly.train_steps - assembly.order.first_step
-    if assembly.has_compiled_optimizer or warmup <= steps:
+    warmup = parts.config.optimizer.warmup_steps
+    steps = parts.train_steps - parts.order.first_step
+    if parts.has_compiled_optimizer or warmup <= steps:
         return None
     return (
         f"--warmup_steps={warmup} are more than the {steps} steps of this training: "

@@ -59,12 +59,12 @@ class Origin(NamedTuple):
     commit: str | None
 
     @classmethod
-    def of(cls, assembly: TrainingParts) -> Origin:
+    def of(cls, parts: TrainingParts) -> Origin:
         """Returns the state of a run that has not begun."""
-        is_program = assembly.config.model.script is not None
+        is_program = parts.config.model.script is not None
         return cls(
-            weights_sha256=weights_sha256(assembly.model),
-            examples_sha256=_examples_sha256(assembly.data) if is_program else None,
+            weights_sha256=weights_sha256(parts.model),
+            examples_sha256=_examples_sha256(parts.data) if is_program else None,
             commit=code_version(),
         )
 
@@ -78,7 +78,7 @@ def _examples_sha256(data: Data) -> str:
 
 
 def build_result(
-    assembly: TrainingParts,
+    parts: TrainingParts,
     cluster: Cluster,
     metrics: RunMetrics,
     *,
@@ -88,44 +88,44 @@ def build_result(
     origin: Origin,
 ) -> dict[str, Any]:
     """Returns the content of result.json without its schema_version."""
-    strategy, config = assembly.strategy, assembly.config
-    communication = strategy.communication(assembly.bytes_to_share())
+    strategy, config = parts.strategy, parts.config
+    communication = strategy.communication(parts.bytes_to_share())
     commit = {} if origin.commit is None else {"commit": origin.commit}
     return {
         "status": status,
         "strategy": strategy.name,
-        "traits": _traits(assembly),
-        "dtype_policy": _dtype_policy(assembly.model),
+        "traits": _traits(parts),
+        "dtype_policy": _dtype_policy(parts.model),
         "compilation": {
-            "scope": assembly.compilation.scope.value,
-            "reason": assembly.compilation.reason,
+            "scope": parts.compilation.scope.value,
+            "reason": parts.compilation.reason,
         },
         "num_replicas": strategy.num_replicas,
         "cluster": dict(cluster.addresses) or None,
         "emulated_bandwidth_mbit": config.strategy.emulated_bandwidth_mbit,
         # The launcher, which observes dead tasks, adds its number of restarts later.
         "restarts": 0,
-        "steps": assembly.applied_steps(),
+        "steps": parts.applied_steps(),
         "attempted_steps": metrics.counters.attempted_steps,
         "examples_seen": metrics.counters.examples_seen,
-        "eval_examples": assembly.data.evaluation.num_examples,
+        "eval_examples": parts.data.evaluation.num_examples,
         "final": {
             **dict.fromkeys(ALWAYS_FINAL),
             **final,
-            "best_eval_loss": assembly.data.best_eval_loss,
+            "best_eval_loss": parts.data.best_eval_loss,
         },
         "throughput": metrics.throughput.summary(),
         "seconds": metrics.clock.seconds(),
         "peak_memory_mib": {cluster.task: peak_memory_mib()},
-        "variable_bytes": variable_bytes(assembly),
+        "variable_bytes": variable_bytes(parts),
         # Of one copy, or of a part if it is divided.
-        "optimizer_state_bytes": bytes_of(assembly.optimizer_variables()),
+        "optimizer_state_bytes": bytes_of(parts.optimizer_variables()),
         "communication": communication and dataclasses.asdict(communication),
         "staleness": metrics.run_staleness.summary(),
         "dropped_gradients": metrics.counters.dropped_gradients,
         "rollbacks": rollbacks,
         "pipeline": metrics.run_idle.summary(),
-        "weights_sha256": weights_sha256(assembly.model),
+        "weights_sha256": weights_sha256(parts.model),
         "initial_weights_sha256": origin.weights_sha256,
         "first_examples_sha256": origin.examples_sha256,
         "versions": versions() | commit,
@@ -174,6 +174,6 @@ def hardware() -> dict[str, Any]:
     }
 
 
-def _traits(assembly: TrainingParts) -> dict[str, Any]:
-    traits = dataclasses.asdict(assembly.config.traits)
+def _traits(parts: TrainingParts) -> dict[str, Any]:
+    traits = dataclasses.asdict(parts.config.traits)
     return {name: value for name, value in traits.items() if name != "summary"}

@@ -14,11 +14,11 @@ from trainers.model.optimizers.several import parts_of
 from trainers.reporting.tensorboard import table
 
 
-def describe_run(assembly: TrainingParts) -> dict[str, str]:
+def describe_run(parts: TrainingParts) -> dict[str, str]:
     """Returns Markdown tables by tag: configuration, devices, variable placement."""
-    settings = assembly.config.to_dict()
-    replicas = list(enumerate(assembly.strategy.devices))
-    kind = "stage" if assembly.strategy.traits.is_model_parallel else "replica"
+    settings = parts.config.to_dict()
+    replicas = list(enumerate(parts.strategy.devices))
+    kind = "stage" if parts.strategy.traits.is_model_parallel else "replica"
     physical = [(d.name, d.device_type) for d in tf.config.list_physical_devices()]
     return {
         "configuration": table(("setting", "value"), list(settings.items())),
@@ -26,15 +26,15 @@ def describe_run(assembly: TrainingParts) -> dict[str, str]:
         + "\n\n"
         + table(("physical device", "kind"), physical),
         "variables": table(
-            ("variable", "shape", "type", "devices"), variable_placements(assembly)
+            ("variable", "shape", "type", "devices"), variable_placements(parts)
         ),
     }
 
 
-def variable_placements(assembly: TrainingParts) -> list[tuple[Any, ...]]:
+def variable_placements(parts: TrainingParts) -> list[tuple[Any, ...]]:
     """Returns path, shape, type and devices of each variable of model and optimizer."""
     rows: list[tuple[Any, ...]] = []
-    for variable in [*assembly.model.variables, *assembly.all_of_optimizer()]:
+    for variable in [*parts.model.variables, *parts.all_of_optimizer()]:
         devices = ", ".join(
             short_name(copy.device) for copy in copies_of(variable.value)
         )
@@ -44,15 +44,15 @@ def variable_placements(assembly: TrainingParts) -> list[tuple[Any, ...]]:
     return rows
 
 
-def variable_bytes(assembly: TrainingParts) -> dict[str, int]:
+def variable_bytes(parts: TrainingParts) -> dict[str, int]:
     """Returns the bytes of weights, layer state and optimizer state by device."""
     held: Counter[str] = Counter()
-    model = [v.value for v in assembly.model.weights]
-    others = [assembly.step, assembly.learning_rate_scale.variable]
-    others += assembly.strategy.replica_state()
-    shard = assembly.strategy.optimizer_shard()
+    model = [v.value for v in parts.model.weights]
+    others = [parts.step, parts.learning_rate_scale.variable]
+    others += parts.strategy.replica_state()
+    shard = parts.strategy.optimizer_shard()
     others += [] if shard is None else shard.weights
-    for variable in (*model, *assembly.optimizer_variables(), *others):
+    for variable in (*model, *parts.optimizer_variables(), *others):
         for copy in copies_of(variable):
             # Each copy of a mirrored variable counts on its own device.
             held[short_name(copy.device)] += bytes_of([copy])
@@ -79,19 +79,19 @@ _DECIDED_BY_PROGRAM = (
 )
 
 
-def hyperparameters(assembly: TrainingParts) -> dict[str, Any]:
+def hyperparameters(parts: TrainingParts) -> dict[str, Any]:
     """Returns the values of the run's row in TensorBoard's HParams dashboard."""
-    settings = assembly.config.to_dict()
-    config, is_compiled = assembly.config, assembly.has_compiled_optimizer
+    settings = parts.config.to_dict()
+    config, is_compiled = parts.config, parts.has_compiled_optimizer
     # The settings of the optimizer, and of a model by name, are not used by a program.
     names = _ROW if is_compiled else (*_ROW, *_DECIDED_BY_PROGRAM)
     row = {name: settings[name] for name in names}
     row |= {"model": config.model.name, "dataset": config.data_name}
-    row["num_replicas"] = assembly.strategy.num_replicas
+    row["num_replicas"] = parts.strategy.num_replicas
     if is_compiled:
-        parts = parts_of(assembly.optimizer, [])
-        row["optimizer"] = ",".join(type(part).__name__.lower() for part, _ in parts)
-        row["learning_rate"] = assembly.learning_rate(0)
+        optimizers = [part for part, _ in parts_of(parts.optimizer, [])]
+        row["optimizer"] = ",".join(type(o).__name__.lower() for o in optimizers)
+        row["learning_rate"] = parts.learning_rate(0)
         return row
     size = config.length.global_batch_size
     row["peak_learning_rate"] = config.optimizer.peak_learning_rate(size)

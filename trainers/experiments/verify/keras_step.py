@@ -27,42 +27,40 @@ _NO_COUNTERPART = (
 )
 
 
-def record_keras_step(assembly: TrainingParts, run_folder: pathlib.Path) -> None:
+def record_keras_step(parts: TrainingParts, run_folder: pathlib.Path) -> None:
     """Writes what Keras computes of a recorded run's first batch, from initial weights.
 
     Only one replica that takes whole batches has the step that `fit` would have.
     """
-    strategy = assembly.config.strategy
+    strategy = parts.config.strategy
     if strategy.traits.is_distributed or strategy.gradient_accumulation_steps > 1:
         return
     # A program is compared with Keras's whole fit.
-    is_program = assembly.config.model.script is not None
-    if is_program or not assembly.config.report.record_steps:
+    is_program = parts.config.model.script is not None
+    if is_program or not parts.config.report.record_steps:
         return
-    compiled = assembly.objective.compiled
+    compiled = parts.objective.compiled
     if compiled is None:
         step = KerasStep(figures={}, gradients={}, reason=_NO_COUNTERPART)
     else:
-        step = _keras_step(assembly, compiled)
+        step = _keras_step(parts, compiled)
     Recording(run_folder).write_keras(step)
 
 
-def _keras_step(assembly: TrainingParts, compiled: AsCompiled) -> KerasStep:
-    batch = next(iter(assembly.batches(0).dataset(0, 1)))
+def _keras_step(parts: TrainingParts, compiled: AsCompiled) -> KerasStep:
+    batch = next(iter(parts.batches(0).dataset(0, 1)))
     try:
-        model = _compiled_copy(assembly, compiled)
+        model = _compiled_copy(parts, compiled)
     # A factory whose layers cannot be made twice: nothing is known about its training.
     except UsageError as error:
         return KerasStep(figures={}, gradients={}, reason=str(error))
     try:
-        figures, gradients, predictions = _compute(
-            model, compiled, batch, assembly.config
-        )
+        figures, gradients, predictions = _compute(model, compiled, batch, parts.config)
     # Any error of Keras is a difference: this program has accepted the model.
     except Exception as error:
         words = " ".join(f"{type(error).__name__}: {error}".split())
         return KerasStep(figures={}, gradients={}, reason=words, refused=True)
-    names = unique_names([v.path for v in assembly.model.trainable_variables])
+    names = unique_names([v.path for v in parts.model.trainable_variables])
     return KerasStep(
         figures={name: float(value) for name, value in figures.items()},
         gradients={
@@ -76,11 +74,11 @@ def _keras_step(assembly: TrainingParts, compiled: AsCompiled) -> KerasStep:
     )
 
 
-def _compiled_copy(assembly: TrainingParts, compiled: AsCompiled) -> keras.Model:
+def _compiled_copy(parts: TrainingParts, compiled: AsCompiled) -> keras.Model:
     """Returns another model with the same values; `compile` would change the run's."""
-    model = assembly.rebuild()
-    disable_layers(model, assembly.config.model.disable_layers or ())
-    for copy, variable in zip(model.variables, assembly.model.variables, strict=True):
+    model = parts.rebuild()
+    disable_layers(model, parts.config.model.disable_layers or ())
+    for copy, variable in zip(model.variables, parts.model.variables, strict=True):
         copy.assign(variable.value)
     model.compile(
         optimizer=None,

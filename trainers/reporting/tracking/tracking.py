@@ -40,7 +40,7 @@ class Tracking:
 
     def begin(
         self,
-        assembly: TrainingParts,
+        parts: TrainingParts,
         folder: RunDir,
         versions: Mapping[str, str],
         commit: str | None,
@@ -51,7 +51,7 @@ class Tracking:
         `fit` before has closed.
         """
         if self._senders:
-            self._add(_tracked_run(assembly, folder, versions, commit))
+            self._add(_tracked_run(parts, folder, versions, commit))
 
     def log(self, split: str, values: Mapping[str, float], step: int) -> None:
         """Queues values by tag under their TensorBoard names; `split` is the folder."""
@@ -146,17 +146,17 @@ def _make_tracker(name: str) -> Tracker:
 
 
 def _tracked_run(
-    assembly: TrainingParts,
+    parts: TrainingParts,
     folder: RunDir,
     versions: Mapping[str, str],
     commit: str | None,
 ) -> TrackedRun:
-    config = assembly.config
+    config = parts.config
     tags = {
-        "strategy": assembly.strategy.name,
+        "strategy": parts.strategy.name,
         "model": config.model.name,
         "dataset": config.data_name,
-        "num_replicas": str(assembly.strategy.num_replicas),
+        "num_replicas": str(parts.strategy.num_replicas),
         **versions,
     }
     if commit is not None:
