@@ -24,7 +24,13 @@ from trainers.cli.arguments import read_arguments
 from trainers.config.comparison import ComparisonConfig
 from trainers.config.config import Config, without_lists
 from trainers.config.file import settings_from_file
-from trainers.config.groups import all_fields, check_group, nearest, option
+from trainers.config.groups import (
+    all_fields,
+    check_group,
+    defaults_of,
+    nearest,
+    option,
+)
 from trainers.config.prediction import PredictionConfig
 from trainers.config.program import DECIDED_UNLESS_GIVEN
 from trainers.config.used_settings import (
@@ -94,8 +100,7 @@ def parse_arm(words: Sequence[str], base: Config) -> Config:
 # Settings of the whole comparison.
 _NOT_OF_AN_ARM = {
     *("mode", "run_dir", "resume", "seed", "verbose"),
-    *(field.name for field in dataclasses.fields(ComparisonConfig)),
-    *(field.name for field in dataclasses.fields(PredictionConfig)),
+    *defaults_of(ComparisonConfig, PredictionConfig),
 }
 
 

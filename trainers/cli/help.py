@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from strategies import registry
 from strategies.common.fields import choices_of, field_types
 from strategies.common.text import as_argument
-from trainers.config.groups import GROUPS, all_fields, option
+from trainers.config.groups import GROUPS, all_fields, defaults_of, option
 
 _COLUMNS = 80
 
@@ -170,10 +170,8 @@ def of_strategy(name: str) -> str:
 
     def is_used(setting: str) -> bool:
         deciding = _decided_by(setting)
-        averages = _users(deciding, "average")
-        return name in _users(deciding, "strategy") or any(
-            average in averages for average in traits.averages
-        )
+        averages = {*traits.averages} & {*_users(deciding, "average")}
+        return name in _users(deciding, "strategy") or bool(averages)
 
     return _page_of(
         f"--strategy={name}",
@@ -257,8 +255,7 @@ def _heading(text: str) -> tuple[str, str]:
 
 def _listed(is_listed: Callable[[str], bool]) -> Iterator[str]:
     for config_class in GROUPS.values():
-        names = [field.name for field in dataclasses.fields(config_class)]
-        names = list(filter(is_listed, names))
+        names = list(filter(is_listed, defaults_of(config_class)))
         if names:
             yield from _heading((inspect.getdoc(config_class) or "").strip("."))
         for name in names:

@@ -63,6 +63,11 @@ def all_fields() -> Mapping[str, tuple[Any, dataclasses.Field]]:
     }
 
 
+def defaults_of(*groups: Any) -> dict[str, Any]:
+    """Returns the settings of some group classes by name, at their default values."""
+    return {f.name: f.default for group in groups for f in dataclasses.fields(group)}
+
+
 def option(name: str) -> str:
     """Returns the option of a setting: `--seed`, or `--set=model.ballast`."""
     return option_of(*all_fields()[name])
@@ -115,9 +120,8 @@ def check_group(group: str, settings: Any) -> None:
             f"'{shown(group)}' is not a group of settings: "
             f"{_did_you_mean(group, GROUPS)}choose one of {', '.join(GROUPS)}."
         )
-    names = [field.name for field in dataclasses.fields(GROUPS[group])]
     for name, value in settings.items():
-        if name in names:
+        if name in defaults_of(GROUPS[group]):
             continue
         if name in all_fields():
             raise _misplaced(name, value)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 from strategies.common.errors import UsageError
 from strategies.common.text import as_argument, shown
 from trainers.config.data import DataConfig
-from trainers.config.groups import option
+from trainers.config.groups import defaults_of, option
 
 if TYPE_CHECKING:
     from trainers.config.config import Config
 
 # What a program decides, and a flag does not.
 _OF_A_PROGRAM = (
-    *(field.name for field in dataclasses.fields(DataConfig)),
+    *defaults_of(DataConfig),
     *("model", "initial_weights", "callbacks", "loss", "metrics"),
     *("hidden_units", "embedding_dimension"),
     *("embedding_shards", "dropout", "label_smoothing"),

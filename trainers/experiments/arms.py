@@ -15,7 +15,7 @@ from strategies.common.text import shown
 from trainers.cli import flags
 from trainers.config.comparison import ComparisonConfig
 from trainers.config.config import Config
-from trainers.config.groups import all_fields
+from trainers.config.groups import all_fields, defaults_of
 from trainers.config.prediction import PredictionConfig
 from trainers.config.program import (
     THE_PROGRAMS,
@@ -100,13 +100,9 @@ def of_a_run(config: Config) -> Config:
 
     The settings of comparison and prediction return to their defaults.
     """
-    defaults = {
-        field.name: field.default
-        for group in (ComparisonConfig, PredictionConfig)
-        for field in dataclasses.fields(group)
-    }
+    of_no_use = defaults_of(ComparisonConfig, PredictionConfig)
     return config.replace(
-        mode="train", run_dir=None, resume="never", verbose=False, **defaults
+        mode="train", run_dir=None, resume="never", verbose=False, **of_no_use
     )
 
 

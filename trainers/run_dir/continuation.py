@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 
 from strategies.common.errors import UsageError
 from trainers.config.config import Config
 from trainers.config.data import DataConfig
-from trainers.config.groups import option
+from trainers.config.groups import defaults_of, option
 from trainers.config.model import ModelConfig
 from trainers.config.optimizer import OptimizerConfig
 from trainers.config.program import is_left_to_program, value_in_words
 
 # They determine the training.
-_FIXED = ["seed", "global_batch_size", "drop_last_batch", "gradient_reduction"] + [
-    field.name
-    for group in (ModelConfig, DataConfig, OptimizerConfig)
-    for field in dataclasses.fields(group)
-]
+_FIXED = (
+    *("seed", "global_batch_size", "drop_last_batch", "gradient_reduction"),
+    *defaults_of(ModelConfig, DataConfig, OptimizerConfig),
+)
 
 # Also fixed if the learning rate schedule is not constant, because it depends on the
 # last step.

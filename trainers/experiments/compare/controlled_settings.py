@@ -10,7 +10,7 @@ from strategies.common.errors import UsageError
 from strategies.common.text import as_argument
 from trainers.config.comparison import FIRST_EXAMPLES, HELD_FIXED, INITIAL_WEIGHTS
 from trainers.config.config import Config
-from trainers.config.groups import option
+from trainers.config.groups import defaults_of, option
 from trainers.config.program import THE_PROGRAMS, is_left_to_program
 from trainers.config.run import DEFAULT_TRAIN_STEPS
 from trainers.config.tracking import TrackingConfig
@@ -21,7 +21,7 @@ from trainers.experiments.run_record import Run
 # Settings that do not affect the training, or differ between the runs of an arm.
 _NOT_COMPARED = {
     *("mode", "run_dir", "resume", "seed", "verbose"),
-    *(field.name for field in dataclasses.fields(TrackingConfig)),
+    *defaults_of(TrackingConfig),
 }
 
 

@@ -20,6 +20,7 @@ from strategies.common.text import as_argument
 from strategies.gradient_compression.choice import NONE, Compression
 from trainers.config.config import Config
 from trainers.config.data import DataConfig
+from trainers.config.groups import defaults_of
 from trainers.config.model import ModelConfig
 from trainers.config.optimizer import OptimizerConfig
 from trainers.experiments.arms import Arm, expand_update_modes, of_a_short_run, under
@@ -220,14 +221,10 @@ def uncompiled(config: Config) -> Config:
 
 def _small(config: Config) -> Config:
     """Returns a configuration of a network with few weights, on handwritten digits."""
-    defaults = {
-        field.name: field.default
-        for group in (ModelConfig, DataConfig, OptimizerConfig)
-        for field in dataclasses.fields(group)
-    }
     # A user's optimizer, program or data might not fit it.
+    others = defaults_of(ModelConfig, DataConfig, OptimizerConfig)
     return config.replace(
-        **{**defaults, "model": "mlp", "hidden_units": (8,), "jit_compile": "off"},
+        **{**others, "model": "mlp", "hidden_units": (8,), "jit_compile": "off"},
         export=None,
         train_steps=_DEFAULT_TRAIN_STEPS,
         epochs=None,
