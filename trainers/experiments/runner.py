@@ -108,22 +108,16 @@ class Executed:
         return Recording(self.run.path)
 
 
+@dataclasses.dataclass(slots=True)
 class Execution:
     """Short runs of an experiment, with its folder and the output of the process."""
 
-    def __init__(
-        self,
-        folder: ExperimentDir,
-        console: Console,
-        signals: PreemptionSignals,
-        starter: ProcessStarter,
-    ):
-        self.folder = folder
-        self.console = console
-        self._signals = signals
-        self._starter = starter
-        # `Config` is frozen, so that equal settings are one key.
-        self._done: dict[Config, Executed] = {}
+    folder: ExperimentDir
+    console: Console
+    signals: PreemptionSignals
+    starter: ProcessStarter
+    # `Config` is frozen, so that equal settings are one key.
+    _done: dict[Config, Executed] = dataclasses.field(default_factory=dict, init=False)
 
     def run(self, name: str, config: Config) -> Executed:
         """Runs a configuration in a new run folder.
@@ -145,7 +139,7 @@ class Execution:
         """
         for _, config in runs:
             # Here and not in a thread, with which a template would end.
-            self._starter.prepare(environment_of(config))
+            self.starter.prepare(environment_of(config))
         running: list[str] = []
         are_programs = any(config.model.script is not None for _, config in runs)
         at_a_time = 1 if are_programs else _runs_at_a_time()
@@ -173,12 +167,12 @@ class Execution:
         return self._done[config]
 
     def _run(self, name: str, config: Config) -> Executed:
-        if self._signals.requested:
-            raise StopRequested(self._signals.exit_code)
+        if self.signals.requested:
+            raise StopRequested(self.signals.exit_code)
         path, log = self.folder.run_path(name), self.folder.log_path(name)
         began = time.monotonic()
         config_of_run = config.replace(run_dir=str(path))
-        measure_run(config_of_run, log, self._signals, self._starter)
+        measure_run(config_of_run, log, self.signals, self.starter)
         run = read_run(path, arm=name, seed=config.run.seed, log=log)
         seconds = time.monotonic() - began
         self.console.item("finished", f"{name}: {run.status}, {seconds:.0f} s")

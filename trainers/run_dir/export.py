@@ -7,6 +7,7 @@ strategy and copies the values, so that all strategies write the same files.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import pathlib
@@ -48,29 +49,22 @@ _WRITERS: Mapping[str, tuple[str, Callable[[keras.Model, pathlib.Path], object]]
 }
 
 
+@dataclasses.dataclass(slots=True)
 class Exports:
-    """Writer of a model's current weights."""
+    """Writer of a model's current weights.
 
-    def __init__(
-        self,
-        folder: pathlib.Path,
-        forms: Sequence[str],
-        model: keras.Model,
-        rebuild: Callable[[], keras.Model],
-    ):
-        """Prepares the export; writes nothing.
+    Attributes:
+      folder: Folder of all exports, created when needed.
+      forms: Formats to write: KERAS, WEIGHTS, SAVED_MODEL or several of them.
+      model: Trained model, under any strategy.
+      rebuild: Function that builds the model again, outside of a strategy.
+    """
 
-        Args:
-          folder: Folder of all exports, created when needed.
-          forms: Formats to write: KERAS, WEIGHTS, SAVED_MODEL or several of them.
-          model: Trained model, under any strategy.
-          rebuild: Function that builds the model again, outside of a strategy.
-        """
-        self._folder = folder
-        self._forms = forms
-        self._model = model
-        self._rebuild = rebuild
-        self._plain: keras.Model | None = None
+    folder: pathlib.Path
+    forms: Sequence[str]
+    model: keras.Model
+    rebuild: Callable[[], keras.Model]
+    _plain: keras.Model | None = dataclasses.field(default=None, init=False)
 
     def write(self, name: str) -> None:
         """Writes BEST or LAST in every format and replaces older files.
@@ -79,13 +73,13 @@ class Exports:
           OSError: The files cannot be written, such as on a full disk.
         """
         plain = self._with_present_values()
-        self._folder.mkdir(exist_ok=True)
-        for form in self._forms:
+        self.folder.mkdir(exist_ok=True)
+        for form in self.forms:
             suffix, write = _WRITERS[form]
             # Written beside the final name and renamed, so that a reader never sees a
             # part of it.
-            temporary = self._folder / f".writing{suffix}"
-            final = self._folder / f"{name}{suffix}"
+            temporary = self.folder / f".writing{suffix}"
+            final = self.folder / f"{name}{suffix}"
             try:
                 remove(temporary)
                 write(plain, temporary)
@@ -99,12 +93,12 @@ class Exports:
 
     def _with_present_values(self) -> keras.Model:
         if self._plain is None:
-            self._plain = self._rebuild()
+            self._plain = self.rebuild()
             # Prediction needs neither the optimizer nor a loss of the user, and a file
             # with the loss could only be read with the loss's code.
             self._plain.compiled = False
         # The plain model is built once and reused by later exports.
-        self._plain.set_weights(self._model.get_weights())
+        self._plain.set_weights(self.model.get_weights())
         return self._plain
 
 

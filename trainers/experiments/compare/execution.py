@@ -17,22 +17,17 @@ from trainers.experiments.run_record import Run, read_run
 from trainers.fault_tolerance.preemption import PreemptionSignals
 
 
+@dataclasses.dataclass(slots=True)
 class Execution:
     """Executor of the runs of a comparison that have not finished yet."""
 
-    def __init__(
-        self,
-        folder: ComparisonFolder,
-        signals: PreemptionSignals,
-        starter: ProcessStarter,
-    ):
-        self._folder = folder
-        self._starter = starter
-        self._signals = signals
-        # Error message by name of the arm.
-        self._refused: dict[str, str] = {}
-        # Names of the arms that had their warm-up.
-        self._warm: set[str] = set()
+    folder: ComparisonFolder
+    signals: PreemptionSignals
+    starter: ProcessStarter
+    # Error message by name of the arm.
+    _refused: dict[str, str] = dataclasses.field(default_factory=dict, init=False)
+    # Names of the arms that had their warm-up.
+    _warm: set[str] = dataclasses.field(default_factory=set, init=False)
 
     def run(self, turns: Sequence[Turn], progress: Progress) -> list[Run]:
         """Executes the runs in their order, and returns all but the warm-ups.
@@ -78,21 +73,16 @@ class Execution:
         """Trains from the beginning, and returns the exit code of the process."""
         progress.begun(turn)
         # A resumed run would be timed wrongly.
-        self._folder.remove_run(turn)
-        measured = measure_run(
-            config_of(turn, self._folder),
-            self._folder.log_path(turn),
-            self._signals,
-            self._starter,
-        )
-        return measured.exit_code
+        self.folder.remove_run(turn)
+        config, log = config_of(turn, self.folder), self.folder.log_path(turn)
+        return measure_run(config, log, self.signals, self.starter).exit_code
 
     def _read(self, turn: Turn) -> Run:
         run = read_run(
-            self._folder.run_path(turn),
+            self.folder.run_path(turn),
             arm=turn.arm.name,
             seed=turn.seed or 0,
-            log=self._folder.log_path(turn),
+            log=self.folder.log_path(turn),
         )
         if run.measured:
             return run

@@ -60,25 +60,20 @@ class Found:
     search_steps: int
 
 
+@dataclasses.dataclass(slots=True)
 class Search:
-    """Executor of the runs of a search that have not finished yet."""
+    """Executor of the runs of a search that have not finished yet.
 
-    def __init__(
-        self,
-        path: pathlib.Path,
-        tuning: Tuning,
-        starter: ProcessStarter,
-        signals: PreemptionSignals,
-        console: Console,
-    ):
-        """Writes nothing yet; takes the folder of the comparison."""
-        self._path = path
-        self._tuning = tuning
-        self._starter = starter
-        self._signals = signals
-        self._console = console
-        self._num_expected = 0
-        self._num_ended = 0
+    `path` is the folder of the comparison.
+    """
+
+    path: pathlib.Path
+    tuning: Tuning
+    starter: ProcessStarter
+    signals: PreemptionSignals
+    console: Console
+    _num_expected: int = dataclasses.field(default=0, init=False)
+    _num_ended: int = dataclasses.field(default=0, init=False)
 
     def run(self, arms: Sequence[Arm]) -> list[Found]:
         """Searches every arm in turn; the same runs lead to the same values.
@@ -87,7 +82,7 @@ class Search:
           StopRequested: A signal arrived; the current run has ended.
           SearchFailedError: No value of an arm completed its runs.
         """
-        rungs = self._tuning.rungs
+        rungs = self.tuning.rungs
         # With the run of the given value, which may be one of the others.
         self._num_expected = len(arms) * (sum(rung.num_values for rung in rungs) + 1)
         found = [self._search(arm) for arm in arms]
@@ -96,7 +91,7 @@ class Search:
         return found if value is None else [self._with(e, value) for e in found]
 
     def _search(self, arm: Arm) -> Found:
-        tuning = self._tuning
+        tuning = self.tuning
         runs: dict[tuple[Any, int], Run] = {}
 
         def measure(value: Any, steps: int) -> float | None:
@@ -132,7 +127,7 @@ class Search:
 
     def _with(self, found: Found, value: float) -> Found:
         """Returns the result with another value chosen."""
-        config = self._tuning.with_value(found.arm.config, value)
+        config = self.tuning.with_value(found.arm.config, value)
         return dataclasses.replace(
             found,
             arm=dataclasses.replace(found.arm, config=config),
@@ -142,43 +137,44 @@ class Search:
     def _run(self, arm: Arm, value: Any, steps: int) -> Run:
         """Returns the run of a value; it is started if it has not ended before."""
         place = f"{steps}-steps/{as_argument(value)}"
-        path = self._path / "tuning" / arm.name / place
-        log = self._path / "logs" / f"{arm.name}-{place.replace('/', '-')}.log"
-        flag = option(self._tuning.setting)
+        path = self.path / "tuning" / arm.name / place
+        log = self.path / "logs" / f"{arm.name}-{place.replace('/', '-')}.log"
+        flag = option(self.tuning.setting)
         words = f"without {flag}" if value is None else f"{flag}={value}"
         name = f"{arm.name}, {words}, {steps} steps"
         self._num_ended += 1
-        run = read_run(path, arm=arm.name, seed=self._tuning.seed, log=log)
+        run = read_run(path, arm=arm.name, seed=self.tuning.seed, log=log)
         # A failed run is tried again, but not after the decision: the runs of the
         # comparison have the values that it led to.
-        is_decided = (self._path / "runs").exists()
+        is_decided = (self.path / "runs").exists()
         if run.is_final or (is_decided and run.measured):
             return run
         if is_decided:
             raise UsageError(
-                f"--run_dir={self._path} has lost {path}, on which its values depend: "
+                f"--run_dir={self.path} has lost {path}, on which its values depend: "
                 "restore it from a copy, or choose another folder."
             )
         # What an interrupted run left.
         shutil.rmtree(path, ignore_errors=True)
         config = self._config(arm, value, steps).replace(run_dir=str(path))
-        with self._console.live(lambda: f"running   {name}"):
-            measure_run(config, log, self._signals, self._starter)
-        run = read_run(path, arm=arm.name, seed=self._tuning.seed, log=log)
+        with self.console.live(lambda: f"running   {name}"):
+            measure_run(config, log, self.signals, self.starter)
+        run = read_run(path, arm=arm.name, seed=self.tuning.seed, log=log)
+        reason = run.reason or "its loss of held-out examples is not finite"
         loss = loss_of(run)
-        self._console.narrate(
-            f"tune {self._num_ended:>3}/{self._num_expected} | {name} | "
-            + (f"loss {loss:.4f}" if loss is not None else _without_loss(run))
+        outcome = f"{run.status}: {reason}" if loss is None else f"loss {loss:.4f}"
+        self.console.narrate(
+            f"tune {self._num_ended:>3}/{self._num_expected} | {name} | {outcome}"
         )
         return run
 
     def _config(self, arm: Arm, value: Any, steps: int) -> Config:
         """Returns the configuration of a run, without its folder."""
-        config = self._tuning.with_value(arm.config, value)
+        config = self.tuning.with_value(arm.config, value)
         # As schedules are, warm-up is shortened with the run.
-        warmup_steps = config.optimizer.warmup_steps * steps // self._tuning.train_steps
+        warmup_steps = config.optimizer.warmup_steps * steps // self.tuning.train_steps
         return config.replace(
-            seed=self._tuning.seed,
+            seed=self.tuning.seed,
             train_steps=steps,
             warmup_steps=warmup_steps,
             **dict.fromkeys(_LEFT_OUT),
@@ -190,15 +186,10 @@ class Search:
             words = f"no run of {arm.name} completed in the search: {failed[0].reason}"
             return SearchFailedError(words, ExitCode.BUG)
         return SearchFailedError(
-            f"{arm.name} diverged with all values of {option(self._tuning.setting)} "
+            f"{arm.name} diverged with all values of {option(self.tuning.setting)} "
             "that were left: choose other bounds of --tune, and another --run_dir.",
             ExitCode.DIVERGED,
         )
-
-
-def _without_loss(run: Run) -> str:
-    reason = run.reason or "its loss of held-out examples is not finite"
-    return f"{run.status}: {reason}"
 
 
 def loss_of(run: Run) -> float | None:
