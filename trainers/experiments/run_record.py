@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import pathlib
@@ -141,6 +142,10 @@ def read_run(
         reason = "" if status == "completed" else _reason("", log)
         if status == "completed" and not _is_whole(result):
             status, reason = "failed", "its result.json is damaged"
+    metrics: list[dict[str, Any]] = []
+    # It may be a folder.
+    with contextlib.suppress(OSError):
+        metrics = folder.metrics.rows()
     return Run(
         arm=arm,
         seed=seed,
@@ -148,7 +153,7 @@ def read_run(
         status=status,
         reason=reason,
         result=result or {},
-        metrics=_metrics(folder),
+        metrics=metrics,
         measured=measured,
         warnings=_lines_after("warning: ", log),
     )
@@ -187,14 +192,6 @@ def _machine(hardware: Mapping[str, Any]) -> str:
     gpus = list(map(str, hardware.get("gpus") or ()))
     parts += [f"{gpus.count(gpu)} x {gpu}" for gpu in dict.fromkeys(gpus)]
     return ", ".join(parts)
-
-
-def _metrics(folder: RunDir) -> list[dict[str, Any]]:
-    try:
-        return folder.metrics.rows()
-    # A run that ended early has no metrics.jsonl.
-    except OSError:
-        return []
 
 
 def _is_whole(result: Mapping[str, Any]) -> bool:

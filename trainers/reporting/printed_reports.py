@@ -15,7 +15,6 @@ from strategies.common.console import Console
 from strategies.common.private_apis.models import flat_layers
 from strategies.devices.assignment import describe, substitution
 from trainers.config.config import Config
-from trainers.inputs.sources import Data
 from trainers.loop.memory_estimate import (
     capacity_of,
     estimate_memory,
@@ -50,12 +49,7 @@ def print_startup_report(
     )
     for stage in parts.pipeline.stages if parts.pipeline else ():
         console.item("", stage.in_words())
-    console.item(
-        "data",
-        f"{parts.config.data_name}, "
-        f"{parts.data.train.num_examples:,} examples to train, "
-        f"{parts.data.evaluation.num_examples:,} held out" + _best_loss(parts.data),
-    )
+    console.item("data", _data_in_words(parts))
     console.item("xla", parts.compilation.words)
     resumed = f", continued at step {first_step}" if first_step else ""
     console.item("run", f"{folder.path}{resumed}")
@@ -149,9 +143,14 @@ def _scaled_rate(config: Config) -> str:
     )
 
 
-def _best_loss(data: Data) -> str:
-    loss = data.best_eval_loss
-    return "" if loss is None else f", best eval_loss {loss:.4f}"
+def _data_in_words(parts: TrainingParts) -> str:
+    data = parts.data
+    words = (
+        f"{parts.config.data_name}, {data.train.num_examples:,} examples to train, "
+        f"{data.evaluation.num_examples:,} held out"
+    )
+    best = data.best_eval_loss
+    return words if best is None else f"{words}, best eval_loss {best:.4f}"
 
 
 def print_final_summary(

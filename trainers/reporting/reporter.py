@@ -206,7 +206,7 @@ class Reporter(NullReporter):
         step = self._parts.applied_steps()
         state = {
             "interval_sums": self._metrics.window.sums(),
-            "tally": self._metrics.counters.state(),
+            "tally": dataclasses.asdict(self._metrics.counters),
             "data": dataclasses.asdict(self._data_size()),
             **self._rollbacks.state(),
             **program,

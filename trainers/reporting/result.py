@@ -91,10 +91,12 @@ def build_result(
     strategy, config = parts.strategy, parts.config
     communication = strategy.communication(parts.bytes_to_share())
     commit = {} if origin.commit is None else {"commit": origin.commit}
+    traits = dataclasses.asdict(config.traits)
+    del traits["summary"]
     return {
         "status": status,
         "strategy": strategy.name,
-        "traits": _traits(parts),
+        "traits": traits,
         "dtype_policy": _dtype_policy(parts.model),
         "compilation": {
             "scope": parts.compilation.scope.value,
@@ -172,8 +174,3 @@ def hardware() -> dict[str, Any]:
             for gpu in tf.config.list_physical_devices("GPU")
         ],
     }
-
-
-def _traits(parts: TrainingParts) -> dict[str, Any]:
-    traits = dataclasses.asdict(parts.config.traits)
-    return {name: value for name, value in traits.items() if name != "summary"}

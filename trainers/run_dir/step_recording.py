@@ -5,7 +5,8 @@
     loss                     sum of the losses of the step's examples
     examples                 number of examples
     random_layers            number of layers that drew random numbers
-    gradients/<variable>     summed over replicas, before clipping
+    gradients/<variable>     summed over replicas, before clipping; none where the loss
+                             does not depend on it
     weights/<variable>       after the step
     layer_state/<variable>   what else training changes, after the step
     metrics/<name>           value over the step's examples
@@ -34,18 +35,7 @@ _KERAS = "keras.npz"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedStep:
-    """Values of one step.
-
-    Attributes:
-      loss: Loss, summed over the examples.
-      examples: Number of examples.
-      random_layers: Number of layers that drew random numbers.
-      gradients: Gradients summed over replicas, by variable; none where the loss does
-        not depend on it.
-      weights: Weights after the step, by variable.
-      layer_state: State of layers after the step, by variable.
-      metrics: Metrics of the examples, by name.
-    """
+    """Values of one step, as its file has them; arrays and metrics by name."""
 
     loss: float
     examples: int

@@ -38,10 +38,6 @@ class TrainCounters:
             late = int(results.dropped_gradients.sum())
             self.dropped_gradients = (self.dropped_gradients or 0) + late
 
-    def state(self) -> dict[str, Any]:
-        """Returns the counters for a checkpoint."""
-        return dataclasses.asdict(self)
-
     def restore(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             setattr(self, name, value)
@@ -67,12 +63,7 @@ class RollbackHistory:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DataSize:
-    """Number of examples of a run.
-
-    Attributes:
-      train: Number of examples to train on.
-      evaluation: Number of held-out examples.
-    """
+    """Numbers of examples of a run, to train on and held out."""
 
     train: int = 0
     evaluation: int = 0

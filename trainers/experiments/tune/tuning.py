@@ -26,12 +26,7 @@ _MOST_SEEDS = 1000
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rung:
-    """Runs of equal length in the search of one arm.
-
-    Attributes:
-      num_values: Number of values that are tried.
-      steps: Length of each run, in updates.
-    """
+    """Runs of equal length in the search of one arm, with the steps of each run."""
 
     num_values: int
     steps: int
