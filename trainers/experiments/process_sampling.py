@@ -39,10 +39,8 @@ class Samples:
     def sent_over_loopback(self, since: int | None) -> int | None:
         """Returns the bytes sent over loopback in private networks, or in this one.
 
-        If the processes had no private network, the count is that of this network.
-
-        Args:
-          since: Bytes that this network's loopback interface had sent at the start.
+        If the processes had no private network, the count is that of this network,
+        whose interface had sent `since` bytes at the start.
         """
         if self.sent_bytes:
             return sum(self.sent_bytes.values())

@@ -82,11 +82,9 @@ def _physical() -> list[str]:
 
 
 def gpu_in_words(details: Mapping[str, Any], total: int | None) -> str:
-    """Returns memory, compute capability and name of a GPU as text.
+    """Returns memory in MiB, compute capability and name of a GPU as text.
 
-    Args:
-      details: Result of `tf.config.experimental.get_device_details`.
-      total: Memory of the GPU in MiB; None if unknown.
+    `details` are those of `tf.config.experimental.get_device_details`.
     """
     capability = details.get("compute_capability")
     words = [

@@ -177,11 +177,7 @@ class _Evaluator:
 
 
 def _steps_in(events: str) -> set[int]:
-    """Returns the steps of all points in the event files of a folder.
-
-    Args:
-      events: Path or URL of the folder, which may not exist.
-    """
+    """Returns the steps of all points in a folder of event files, perhaps at a URL."""
     found = set()
     # The last record of a process that was killed may be a part, and a URL may not
     # answer: then points are written twice.

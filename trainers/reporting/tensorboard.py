@@ -67,6 +67,8 @@ _SCALARS_IN_A_RECORD = 16
 class Summaries:
     """Writer of a run's TensorBoard event files.
 
+    Splits are `TRAIN`, `EVAL` and `EVALUATOR`; a step is a number of applied updates.
+
     A full or failing disk costs summaries, not the run. An event file may then end with
     a partial record, after which TensorBoard reads no more records, so later summaries
     go into new files.
@@ -97,13 +99,7 @@ class Summaries:
         self._attempt(self._open)
 
     def scalars(self, split: str, values: Mapping[str, float], step: int) -> None:
-        """Writes scalars.
-
-        Args:
-          split: `TRAIN`, `EVAL` or `EVALUATOR`.
-          values: Values by tag.
-          step: Number of applied updates.
-        """
+        """Writes scalars by tag."""
         # Several in a record: `tf.summary.scalar` takes 0.55 ms for each. Messages of
         # protobuf that follow each other are one with all their values.
         encoded = [scalar_pb(t, v).SerializeToString() for t, v in values.items()]
@@ -116,12 +112,9 @@ class Summaries:
         self._write(split, step, write)
 
     def histograms(self, buckets: Mapping[str, np.ndarray], step: int) -> None:
-        """Writes histograms that were counted on the devices of their tensors.
+        """Writes histograms by tag, counted on the devices of their tensors.
 
-        Args:
-          buckets: Histograms by tag, [n, 3]: left edge, right edge and count of each
-            bucket.
-          step: Number of applied updates.
+        Each is [n, 3]: left edge, right edge and count of each bucket.
         """
         metadata = histogram_metadata.create_summary_metadata(None, None)
 
@@ -134,14 +127,7 @@ class Summaries:
         self._write(TRAIN, step, write)
 
     def image(self, split: str, tag: str, pixels: np.ndarray, step: int) -> None:
-        """Writes one image.
-
-        Args:
-          split: `TRAIN`, `EVAL` or `EVALUATOR`.
-          tag: Tag of the image.
-          pixels: uint8 [height, width, 3].
-          step: Number of applied updates.
-        """
+        """Writes one image, uint8 [height, width, 3]."""
         metadata = image_metadata.create_summary_metadata(None, None)
 
         def write() -> None:

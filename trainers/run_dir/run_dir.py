@@ -141,14 +141,7 @@ class RunDir:
         return is_followed or result.get("status") == "completed"
 
     def end_of(self, phase: int) -> float | None:
-        """Returns when an ended phase was saved last, in seconds since 1970.
-
-        Args:
-          phase: See `phase_path`.
-
-        Returns:
-          None if the phase has not ended.
-        """
+        """Returns when a phase was saved last, in seconds since 1970; None before."""
         if not self.has_ended(phase):
             return None
         saved = checkpoints_in(self.phase_path(phase)).values()

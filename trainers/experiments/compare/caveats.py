@@ -15,15 +15,9 @@ _MOST_OTHERS = 0.1
 
 
 def remarks_on(
-    by_arm: RunsByArm,
-    differing: Mapping[str, Mapping[str, Any]],
+    by_arm: RunsByArm, differing: Mapping[str, Mapping[str, Any]]
 ) -> list[str]:
-    """Returns the remarks of a report, one sentence each.
-
-    Args:
-      by_arm: All runs by arm.
-      differing: Settings in which arms differ, with their values by arm.
-    """
+    """Returns remarks on settings in which arms differ, on runs and on the machine."""
     remarks = []
     for name, values in differing.items():
         if name in HELD_FIXED:

@@ -77,8 +77,7 @@ class ComparisonFolder:
     def event_dir(self, config: Config) -> str | None:
         """Returns the folder of all event files; None if they are in the run folders.
 
-        Args:
-          config: Configuration of the comparison or of one of its runs.
+        `config` is that of the comparison or of one of its runs.
         """
         target = config.tracking.tensorboard_dir
         return target and f"{target.rstrip('/')}/{self.path.absolute().name}"

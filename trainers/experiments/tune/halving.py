@@ -102,11 +102,7 @@ def value_for_all(arms: Sequence[Sequence[Trial]], steps: int) -> float | None:
 
     Noise alone may lead equal arms to different values, which a comparison of many
     seeds would then call different. So arms have different values only if the search
-    tells these apart.
-
-    Args:
-      arms: Trials of each arm.
-      steps: Length of the longest runs, in updates.
+    tells these apart. `steps` is the length of the longest runs.
     """
     by_arm = [
         {t.value: loss for t in trials if (loss := t.losses.get(steps)) is not None}
