@@ -100,8 +100,7 @@ def _run(config: Config, argv: Sequence[str], console: Console) -> int:
         load_tensorflow(config)
     work = functools.partial(run_task, config, cluster, console)
     exit_code = _exit_code_of(work, config, console)
-    traits = registry.traits(config.strategy.strategy)
-    if cluster.addresses and traits.server_jobs:
+    if cluster.addresses and config.strategy.traits.server_jobs:
         _leave(exit_code, console)
     return exit_code
 
@@ -180,7 +179,7 @@ def check_files(config: Config, cluster: Cluster) -> None:
     Raises:
       UsageError: The run's folder cannot be used, or there is no data.
     """
-    serving = registry.traits(config.strategy.strategy).server_jobs
+    serving = config.strategy.traits.server_jobs
     if config.run.mode == "evaluate":
         RunDir.of_existing(config.run.run_dir or "").read_config()
     elif config.run.mode == "train" and cluster.job not in serving:
@@ -199,7 +198,6 @@ def run_task(config: Config, cluster: Cluster, console: Console) -> int:
     Raises:
       UsageError: The machine lacks something that the configuration asks for.
     """
-    strategy = config.strategy.strategy
     if has_remote(cluster.tasks().values()) and not has_emulated_hosts(config):
         console.warn(
             f"--allow_remote_hosts: {WHAT_IT_MEANS}; the network must keep everybody "
@@ -215,9 +213,9 @@ def run_task(config: Config, cluster: Cluster, console: Console) -> int:
         if cluster.addresses:
             detection = importlib.import_module("strategies.cluster.failure_detection")
             guards.enter_context(detection.translate_peer_errors(cluster))
-        if cluster.job in registry.traits(strategy).server_jobs:
+        if cluster.job in config.strategy.traits.server_jobs:
             folder = RunDir(pathlib.Path(config.run.run_dir or ""))
-            return registry.load(strategy).serve(
+            return registry.load(config.strategy.strategy).serve(
                 config.strategy,
                 cluster,
                 functools.partial(folder.shutdown_path, cluster),

@@ -13,6 +13,7 @@ from strategies import registry
 from strategies.common.fields import choices_of, field_types
 from strategies.common.text import as_argument
 from trainers.config.groups import GROUPS, all_fields, defaults_of, option
+from trainers.config.used_settings import deciding_on, values_with_effect
 
 _COLUMNS = 80
 
@@ -159,7 +160,7 @@ def of_mode(name: str) -> str:
         f"--mode={name}",
         f"{mode.summary} {mode.details}",
         mode.example,
-        lambda setting: name in _users(setting, "mode"),
+        lambda setting: name in values_with_effect(setting, "mode"),
         "--help lists the flags that all modes have.",
     )
 
@@ -170,8 +171,8 @@ def of_strategy(name: str) -> str:
 
     def is_used(setting: str) -> bool:
         deciding = _decided_by(setting)
-        averages = {*traits.averages} & {*_users(deciding, "average")}
-        return name in _users(deciding, "strategy") or bool(averages)
+        averages = {*traits.averages} & {*values_with_effect(deciding, "average")}
+        return name in values_with_effect(deciding, "strategy") or bool(averages)
 
     return _page_of(
         f"--strategy={name}",
@@ -224,10 +225,10 @@ def _has_flag(name: str) -> bool:
 
 def _is_common(name: str) -> bool:
     """Returns whether a flag has an effect on training under every strategy."""
-    modes = _users(name, "mode")
+    modes = values_with_effect(name, "mode")
     return (
         _has_flag(name)
-        and not _users(_decided_by(name), "strategy")
+        and not values_with_effect(_decided_by(name), "strategy")
         and (not modes or "train" in modes)
     )
 
@@ -238,15 +239,9 @@ def _decided_by(name: str) -> str:
     --outer_dtype has an effect with some values of --outer_optimizer, and so under the
     strategies of that.
     """
-    deciding = all_fields()[name][1].metadata["used_by"] or {}
-    others = [other for other in deciding if _users(other, "strategy")]
+    deciding = deciding_on(name)
+    others = [other for other in deciding if values_with_effect(other, "strategy")]
     return others[0] if others and "strategy" not in deciding else name
-
-
-def _users(name: str, other: str) -> tuple[str, ...]:
-    """Returns the values of another setting with which one has an effect."""
-    values = (all_fields()[name][1].metadata["used_by"] or {}).get(other, ())
-    return tuple(values() if callable(values) else values)
 
 
 def _heading(text: str) -> tuple[str, str]:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import psutil
 
-from strategies import registry
 from strategies.common.console import Console
 from strategies.common.errors import UsageError
 from strategies.devices.gpu import divide, visible_gpus
@@ -58,7 +57,7 @@ def plan_of(config: Config, argv: Sequence[str], folder: RunDir) -> Plan:
         "worker": config.strategy.expected_workers,
         "ps": config.strategy.num_ps or 1,
     }
-    traits = registry.traits(config.strategy.strategy)
+    traits = config.strategy.traits
     num_tasks = {job: num_tasks[job] for job in traits.roles}
     _check_memory(sum(num_tasks.values()), config)
     gpus = visible_gpus(os.environ)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Mapping
 
-from strategies import registry
 from strategies.base import Traits
 from strategies.cluster import slurm
 from strategies.cluster.security import check_hosts
@@ -39,8 +38,7 @@ def cluster_of(config: Config, environment: Mapping[str, str]) -> Cluster | None
       UsageError: The environment's cluster is malformed or does not fit the strategy or
         mode.
     """
-    name = config.strategy.strategy
-    traits = registry.traits(name)
+    name, traits = config.strategy.strategy, config.strategy.traits
     cluster = from_environment(environment)
     if config.run.mode in _MODES_THAT_START_RUNS:
         if cluster is not None:

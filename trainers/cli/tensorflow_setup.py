@@ -15,7 +15,6 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from strategies import registry
 from strategies.common.errors import UsageError
 from strategies.common.files import is_url
 from strategies.common.native_log import native_log_hidden
@@ -68,7 +67,7 @@ def load_tensorflow(config: Config) -> None:
     --verbose is given, these log lines are hidden.
     """
     verbose = config.run.verbose
-    several = registry.traits(config.strategy.strategy).multi_process
+    several = config.strategy.traits.multi_process
     for name, value in variables_of_import(config).items():
         os.environ.setdefault(name, value)
     hidden = contextlib.nullcontext() if verbose else native_log_hidden()
@@ -124,7 +123,7 @@ def variables_of_import(config: Config) -> dict[str, str]:
     variables = {}
     if not config.run.verbose:
         # 2 hides warnings, 3 hides errors as well.
-        several = registry.traits(config.strategy.strategy).multi_process
+        several = config.strategy.traits.multi_process
         variables["TF_CPP_MIN_LOG_LEVEL"] = "3" if several else "2"
     if is_url(config.tracking.tensorboard_dir or ""):
         # Google's default of 10 retries blocks training for minutes if the bucket does

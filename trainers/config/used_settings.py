@@ -35,7 +35,7 @@ def check_used(config: Config) -> None:
     strategies = config.comparison.strategies or (config.strategy.strategy,)
     runs = [{**settings, "strategy": strategy} for strategy in strategies]
     if config.comparison.arm:
-        settings = {n: v for n, v in settings.items() if "mode" in _deciding(n)}
+        settings = {n: v for n, v in settings.items() if "mode" in deciding_on(n)}
     check_used_by_one(settings, runs)
 
 
@@ -71,7 +71,7 @@ def unused(
         field = all_fields()[name][1]
         is_given = without_lists(value) != field.default
         if is_given and not has_effect(name, run):
-            found[name] = _deciding(name)
+            found[name] = deciding_on(name)
     return found
 
 
@@ -83,9 +83,18 @@ def without_unused(config: Config) -> Config:
     return config
 
 
-def _deciding(name: str) -> tuple[str, ...]:
+def deciding_on(name: str) -> tuple[str, ...]:
     """Returns the names of the settings that decide whether one has an effect."""
     return tuple(all_fields()[name][1].metadata["used_by"] or ())
+
+
+def values_with_effect(name: str, other: str) -> tuple[str, ...]:
+    """Returns the values, or patterns, of another setting with which one has an effect.
+
+    There are none if the other setting does not decide on it.
+    """
+    values = (all_fields()[name][1].metadata["used_by"] or {}).get(other, ())
+    return tuple(values() if callable(values) else values)
 
 
 def has_effect(name: str, run: Mapping[str, Any]) -> bool:
@@ -93,14 +102,14 @@ def has_effect(name: str, run: Mapping[str, Any]) -> bool:
 
     Settings that the run does not have are as by default.
     """
-    deciding = _deciding(name)
+    deciding = deciding_on(name)
     if run.get("mode") == "evaluate":
         deciding = tuple(n for n in deciding if n in _DECIDE_AN_EVALUATION)
     return not deciding or any(
         fnmatchcase(text, pattern)
         for other in deciding
         for text in _words_of(_value(other, run))
-        for pattern in _patterns(name, other)
+        for pattern in values_with_effect(name, other)
     )
 
 
@@ -113,17 +122,12 @@ def _words_of(value: Any) -> list[str]:
     return [str(i).lower() if isinstance(i, bool) else str(i) for i in items]
 
 
-def _patterns(name: str, other: str) -> Sequence[str]:
-    listed = all_fields()[name][1].metadata["used_by"][other]
-    return tuple(listed()) if callable(listed) else tuple(listed)
-
-
 def _refusal(name: str, value: Any, runs: Sequence[Mapping[str, Any]]) -> UsageError:
-    other = _deciding(name)[0]
+    other = deciding_on(name)[0]
     present = list(dict.fromkeys(as_argument(_value(other, run)) for run in runs))
     choices = []
-    for deciding in _deciding(name):
-        words = [p for p in _patterns(name, deciding) if "*" not in p]
+    for deciding in deciding_on(name):
+        words = [p for p in values_with_effect(name, deciding) if "*" not in p]
         # Settings without a flag are for this project's own runs.
         if all_fields()[deciding][1].metadata["has_flag"]:
             choices.append(f"{option(deciding)}={' or '.join(words)}")

@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from strategies import registry
 from trainers.config.comparison import ComparisonConfig
 from trainers.experiments.arms import Arm
 from trainers.experiments.compare.caveats import (
@@ -91,7 +90,7 @@ def control_of(arms: Sequence[Arm], by_arm: Mapping[str, list[Run]]) -> str | No
 
 
 def _is_distributed(arm: Arm) -> bool:
-    return registry.traits(arm.config.strategy.strategy).is_distributed
+    return arm.config.strategy.traits.is_distributed
 
 
 def _arm(
