@@ -146,7 +146,10 @@ class _Evaluator:
 
     def evaluate_new(self, signals: PreemptionSignals) -> None:
         """Evaluates new checkpoints by their steps, until a signal arrives."""
-        for step in self._checkpoints.steps():
+        steps = self._checkpoints.steps()
+        # A rollback removes checkpoints, and their steps are trained and saved again.
+        self._done &= {*steps}
+        for step in steps:
             if step in self._done or signals.requested:
                 continue
             # Before the attempt: a damaged checkpoint is not tried again.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pathlib
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -43,3 +45,23 @@ def test_an_evaluator_that_starts_again_evaluates_no_checkpoint_twice(
     assert len(list(events.iterdir())) == 1
     assert main(["main", "--mode=evaluate", f"--run_dir={tmp_path / 'run'}"]) == 0
     assert capsys.readouterr().out.startswith("eval  | step 4 | ")
+
+
+def test_a_step_is_evaluated_again_after_a_rollback_has_removed_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    evaluated: list[int] = []
+    monkeypatch.setattr(
+        *(evaluator._Evaluator, "_report"), lambda self, step, _: evaluated.append(step)
+    )
+    subject: Any = object.__new__(evaluator._Evaluator)
+    subject._done = set()
+    subject._parts = SimpleNamespace(evaluation=SimpleNamespace(run=lambda: None))
+    signals: Any = SimpleNamespace(requested=False)
+    looks = iter([[2], [2, 4], [2, 4], [2], [2, 4]])
+    subject._checkpoints = SimpleNamespace(
+        steps=lambda: next(looks), restore=lambda step: {}
+    )
+    for _ in range(5):
+        subject.evaluate_new(signals)
+    assert evaluated == [2, 4, 4]
