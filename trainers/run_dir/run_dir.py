@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import UsageError
-from strategies.common.files import check_own, read_small, unusable, write_json
+from strategies.common.files import (
+    append_whole,
+    check_own,
+    read_small,
+    unusable,
+    without_nan,
+    write_atomically,
+    write_json,
+)
 from strategies.common.strict_json import parse_json
 from trainers.config.config import Config
 from trainers.config.file import config_from_file
 from trainers.run_dir.checkpoint_manifest import DamagedError, read_commit
 from trainers.run_dir.checkpoint_names import checkpoints_in
-from trainers.run_dir.metrics_file import MetricsFile
 
 # Files and folders that a run reads, writes or deletes. The content of a checkpoint is
 # checked together with the checkpoint.
@@ -161,3 +169,42 @@ class RunDir:
         result = self.read_result()
         if result is not None:
             write_json(self._result, {**result, **values})
+
+
+class MetricsFile:
+    """Rows of metrics.jsonl, each a JSON object with its `step`, one per line."""
+
+    def __init__(self, path: pathlib.Path):
+        """Sets the path; the file may not exist yet."""
+        self.path = path
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Returns all rows, without lines that are not complete."""
+        if not self.path.exists():
+            return []
+        rows = []
+        text = self.path.read_text(encoding="utf-8", errors="replace")
+        for line in text.split("\n"):
+            try:
+                row = json.loads(line)
+            # A killed run may leave its last line truncated.
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(row, dict) and isinstance(row.get("step"), int):
+                rows.append(row)
+        return rows
+
+    def rows_until(self, step: int) -> list[dict[str, Any]]:
+        """Returns the rows up to and including a step."""
+        return [row for row in self.rows() if row["step"] <= step]
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        append_whole(self.path, json.dumps(without_nan(row)) + "\n")
+
+    def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Replaces all rows."""
+        write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in rows))
+
+    def drop_after(self, step: int) -> None:
+        """Removes the rows of later steps."""
+        self.write(self.rows_until(step))
