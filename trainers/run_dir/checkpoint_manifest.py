@@ -1,7 +1,7 @@
 """Manifest of a checkpoint (commit.json): completeness and integrity.
 
-It holds the size and digest of every other file in the checkpoint's folder, and a
-digest of itself.
+It holds the size and digest of every other file in the checkpoint's folder, the state
+of the run unless that is large, and a digest of itself.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from strategies.common.files import sync_to_disk
 from strategies.common.text import shown
 
 _NAME = "commit.json"
+# Holds the state if that is large, such as the best weights of EarlyStopping.
+_STATE_NAME = "state.json"
+_LARGE_STATE_CHARACTERS = 1 << 20
 _SCHEMA_VERSION = 1
 _OBJECTS = ("files", "variables", "state")
 
@@ -59,6 +62,10 @@ class Commit:
 
 def write_commit(folder: pathlib.Path, commit: Commit) -> None:
     """Writes the manifest, which marks a checkpoint complete, after all other files."""
+    state = dict(commit.state)
+    if len(text := json.dumps(state)) > _LARGE_STATE_CHARACTERS:
+        (folder / _STATE_NAME).write_text(text, encoding="utf-8")
+        state = {}
     files = {}
     for path in sorted(folder.iterdir()):
         # Every file must be on disk before the manifest that vouches for it.
@@ -72,7 +79,7 @@ def write_commit(folder: pathlib.Path, commit: Commit) -> None:
             owner: [dataclasses.asdict(variable) for variable in variables]
             for owner, variables in commit.variables.items()
         },
-        "state": dict(commit.state),
+        "state": state,
     }
     # Digest of the content without this key; `_checked_content` removes the key again.
     content["sha256"] = _digest(content)
@@ -110,7 +117,12 @@ def _read_commit(folder: pathlib.Path, step: int) -> Commit:
         owner: [_variable(v) for v in of_owner]
         for owner, of_owner in content["variables"].items()
     }
-    return Commit(step=step, variables=variables, state=content["state"])
+    state = content["state"]
+    if _STATE_NAME in content["files"]:
+        state = json.loads((folder / _STATE_NAME).read_text(encoding="utf-8"))
+    if not isinstance(state, dict):
+        raise DamagedError(f"{_STATE_NAME} is not an object")
+    return Commit(step=step, variables=variables, state=state)
 
 
 def _variable(content: Mapping[str, Any]) -> Variable:

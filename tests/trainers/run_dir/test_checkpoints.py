@@ -124,6 +124,22 @@ def test_everything_is_restored(tmp_path: pathlib.Path) -> None:
     assert restored.warnings == []
 
 
+def test_a_state_larger_than_a_manifest_may_be_is_restored(
+    tmp_path: pathlib.Path,
+) -> None:
+    """EarlyStopping keeps as many bytes as the model has."""
+    weights = [{"/array": "A" * (17 << 20)}]
+    state = {"callbacks": {"0/EarlyStopping": {"best_weights": weights}}}
+    path = Run(tmp_path).save(7, **state)
+    assert (path / COMMIT).stat().st_size < 1 << 20
+    restored = Run(tmp_path)
+    assert restored.restore() == state
+    (path / "state.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(UsageError, match="is damaged"):
+        restored.restore()
+    assert "state.json is not what was written" in restored.warnings[0]
+
+
 def test_real_optimizer_state_is_restored_to_the_bit(tmp_path: pathlib.Path) -> None:
     saved = Run(tmp_path)
     generator = np.random.default_rng(0)
