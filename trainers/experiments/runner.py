@@ -18,6 +18,7 @@ from strategies.common.errors import ExitCode, StopRequested, UsageError
 from strategies.common.files import FolderLock, new_folder, unusable
 from strategies.devices.gpu import visible_gpus
 from strategies.processes.starter import ProcessStarter
+from trainers.cli.warm_start import starter_of
 from trainers.config.config import Config
 from trainers.config.model import DTYPES
 from trainers.experiments.command import environment_of, measure_run
@@ -212,13 +213,12 @@ def _with_own_settings(config: Config, run: Run) -> Config:
 def with_runs(
     config: Config,
     console: Console,
-    starter: ProcessStarter,
     words: str,
     work: Callable[[Execution], ExitCode],
 ) -> ExitCode:
     """Begins an experiment, and calls a function that needs its short runs.
 
-    It works until it returns or a signal arrives; then the starter is closed.
+    It works until it returns or a signal arrives.
 
     Raises:
       UsageError: The folder cannot be used.
@@ -228,7 +228,7 @@ def with_runs(
     console.item(folder.mode, words)
     console.item("output", folder.path)
     try:
-        with starter, PreemptionSignals() as signals:
+        with starter_of(config) as starter, PreemptionSignals() as signals:
             return work(Execution(folder, console, signals, starter))
     except StopRequested as stop:
         mode = f"--mode={folder.mode}"

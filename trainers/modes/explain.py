@@ -8,7 +8,6 @@ from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
 from strategies.common.errors import ExitCode, UsageError
 from strategies.common.files import write_atomically, write_json
-from trainers.cli.warm_start import starter_of
 from trainers.config.config import Config
 from trainers.experiments.command import command_again
 from trainers.experiments.run_record import errors_after_training
@@ -34,7 +33,6 @@ def explain(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     return with_runs(
         config,
         console,
-        starter_of(run),
         f"{run.strategy.strategy}, {run.model.name}",
         lambda execution: _explain(config, run, execution),
     )

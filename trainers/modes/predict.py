@@ -10,7 +10,6 @@ from strategies.common.console import Console
 from strategies.common.errors import ExitCode, UsageError
 from strategies.common.files import write_json
 from strategies.devices.gpu import visible_gpus
-from trainers.cli.warm_start import starter_of
 from trainers.config.config import Config
 from trainers.experiments.command import command_again
 from trainers.experiments.predict.experiments import (
@@ -60,7 +59,6 @@ def predict(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     return with_runs(
         config,
         console,
-        starter_of(config),
         f"{_in_words(config)}; {num_runs} short runs",
         lambda execution: _predict(config, experiments, execution, obstacle),
     )

@@ -8,7 +8,6 @@ from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
 from strategies.common.errors import ExitCode
 from strategies.common.files import write_json
-from trainers.cli.warm_start import starter_of
 from trainers.config.config import Config
 from trainers.experiments.arms import Arm
 from trainers.experiments.command import command_again
@@ -38,7 +37,6 @@ def verify(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     return with_runs(
         config,
         console,
-        starter_of(config),
         ", ".join(arm.name for arm in arms),
         lambda execution: _verify(config, reference_arm, arms, execution),
     )

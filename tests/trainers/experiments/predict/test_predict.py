@@ -31,7 +31,6 @@ from trainers.experiments.predict.fitting import executed_with_links, measured
 from trainers.experiments.predict.links import BANDWIDTHS_MBIT
 from trainers.experiments.runner import Execution, ExperimentDir
 from trainers.fault_tolerance.preemption import PreemptionSignals
-from trainers.modes import predict as mode
 
 SCHEMA = json.loads((processes.ROOT / "docs/predict.schema.json").read_text("utf-8"))
 SMALL = ("--model=mlp", "--hidden_units=8", "--train_steps=20", "--jit_compile=off")
@@ -69,7 +68,7 @@ def with_made_runs(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
         contextlib.redirect_stdout(stdout),
         contextlib.redirect_stderr(stderr),
     ):
-        patch.setattr(mode, "starter_of", lambda _: ProcessStarter())
+        patch.setattr(runner, "starter_of", lambda _: ProcessStarter())
         patch.setattr(runner, "measure_run", measure_run)
         code = app.run(words[2:])
     return subprocess.CompletedProcess(
