@@ -16,7 +16,7 @@ from trainers.experiments.verify.ablations import (
     switched_off,
 )
 from trainers.experiments.verify.differences import norm_of_all
-from trainers.experiments.verify.rounding import Run, judge_with_rounding
+from trainers.experiments.verify.rounding import RunOnce, judge_with_rounding
 from trainers.experiments.verify.tolerance import tolerance
 from trainers.experiments.verify.verdict import Judgement, Verdict
 
@@ -44,7 +44,11 @@ class Cause:
 
 
 def find_cause(
-    name: str, subject: Executed, reference: Executed, judgement: Judgement, run: Run
+    name: str,
+    subject: Executed,
+    reference: Executed,
+    judgement: Judgement,
+    run: RunOnce,
 ) -> Cause:
     """Names the likely cause of a difference between a strategy and `one_device`.
 
@@ -115,7 +119,7 @@ def _outcome_without(
     subject: Executed,
     reference: Executed,
     num_steps: int,
-    run: Run,
+    run: RunOnce,
 ) -> Verdict | None:
     """Returns the verdict of the same comparison without some features.
 

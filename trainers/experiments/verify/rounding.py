@@ -18,14 +18,17 @@ from trainers.experiments.verify.differences import agreement
 from trainers.experiments.verify.tolerance import EPSILON
 from trainers.experiments.verify.verdict import Judgement, Verdict, judge
 
-Run = Callable[[str, Config], Executed]
+# Such as `Execution.run_once`.
+RunOnce = Callable[[str, Config], Executed]
 
 # A second difference by rounding is seldom ten times the first: of two normal numbers
 # in 6 of 100 cases, of the norms of two vectors of four in 1 of 3,400 (F distribution).
 _TIMES_APART = 10.0
 
 
-def judge_with_rounding(subject: Executed, reference: Executed, run: Run) -> Judgement:
+def judge_with_rounding(
+    subject: Executed, reference: Executed, run: RunOnce
+) -> Judgement:
     """Compares a run with the reference, and again if rounding may explain it."""
     judgement = judge(subject, reference)
     violation = judgement.first_violation
