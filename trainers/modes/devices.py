@@ -84,7 +84,7 @@ def _physical() -> list[str]:
 def gpu_in_words(details: Mapping[str, Any], total: int | None) -> str:
     """Returns memory in MiB, compute capability and name of a GPU as text.
 
-    `details` are those of `tf.config.experimental.get_device_details`.
+    `details` are from `tf.config.experimental.get_device_details`.
     """
     capability = details.get("compute_capability")
     words = [

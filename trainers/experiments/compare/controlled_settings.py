@@ -170,7 +170,7 @@ def _runs_that_differ(
 
 
 def _two_that_differ(by_arm: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the first arm and another one that differs; empty if all are equal."""
+    """Returns the values of the first arm and of another; empty if all are equal."""
     pairs = list(by_arm.items())
     # By `!=`: a file may have 100 where a flag has 100.0.
     return next((dict([pairs[0], p]) for p in pairs if p[1] != pairs[0][1]), {})

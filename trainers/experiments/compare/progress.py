@@ -19,7 +19,7 @@ class Progress:
     """Progress of the runs of a comparison."""
 
     def __init__(self, console: Console, *, left: str = "left"):
-        """Begins without runs; `left` follows the time of those that are expected."""
+        """Begins without runs; `left` follows the time of the runs to come."""
         self._left = left
         self._turns: list[Turn] = []
         self._console = console
