@@ -125,11 +125,13 @@ class PhaseMeter:
 
     def _steps(self) -> dict[str, Any]:
         """Returns the times of each step by name, lists of one length."""
-        columns: dict[str, Any] = {"worker": self._workers}
+        # A single call may have a million steps.
+        columns: dict[str, Any] = {"worker": self._workers[:_MOST_STEPS]}
         for name in inspect.get_annotations(StepPhases):
             parts = [getattr(phases, name) for phases in self._phases]
             if parts and parts[0] is not None:
-                columns[name] = np.round(np.concatenate(parts), 7).tolist()
+                kept = np.concatenate(parts)[:_MOST_STEPS]
+                columns[name] = np.round(kept, 7).tolist()
         return columns
 
 
