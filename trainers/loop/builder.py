@@ -45,7 +45,7 @@ from trainers.model.optimizers.learning_rate import (
 )
 from trainers.model.optimizers.loss_scale import LossScale, needs_loss_scale
 from trainers.model.overlapping_layer_state import OverlappingLayerState
-from trainers.model.padding_weights import WithBallast
+from trainers.model.padding_weights import add_ballast
 from trainers.model.update import make_step_counter
 from trainers.pipeline_parallel.build import build_pipeline
 from trainers.run_dir.export import load_initial_weights
@@ -103,10 +103,6 @@ def assemble_parts(
     """
     checks.check_batch_size(config, strategy, data)
     checks.check_files(strategy, data)
-    if config.model.ballast:
-        # One weight for each parameter server, so that every server holds a part of the
-        # ballast.
-        spec = WithBallast(spec=spec, num_weights=config.strategy.num_ps or 1)
     order = _order(config, data, phase)
     # Epochs can only be converted to steps once the number of examples is known.
     train_steps = _train_steps(config, order)
@@ -150,7 +146,7 @@ def assemble_parts(
             model_parts.logs,
         ),
         # Called later for exports, outside of the strategy's scope.
-        rebuild=lambda: spec.build(data, config.model),
+        rebuild=lambda: _build(config, data, spec),
         phase=phase.number,
     )
     if compilation.scope is Scope.REPLICA:
@@ -275,7 +271,7 @@ def _build_model(
     if config.model.script is None:
         keras.utils.set_random_seed(config.run.seed)
     with strategy.scope(), _refused():
-        model = spec.build(data, config.model)
+        model = _build(config, data, spec)
         if config.model.initial_weights is not None:
             load_initial_weights(config.model.initial_weights, model)
         if config.model.perturb_initial_weights:
@@ -285,6 +281,15 @@ def _build_model(
     # Outside of the scope, because Keras makes variables of metrics.
     with _refused():
         return model, spec.objective(model, config.optimizer.label_smoothing)
+
+
+def _build(config: Config, data: Data, spec: TrainableModel) -> keras.Model:
+    """Builds the model, with ballast if it is wanted."""
+    model = spec.build(data, config.model)
+    if config.model.ballast:
+        # One weight for each parameter server, so that every server holds a part.
+        add_ballast(model, config.strategy.num_ps or 1)
+    return model
 
 
 @contextlib.contextmanager

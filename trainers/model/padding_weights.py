@@ -8,13 +8,9 @@ gradients like all other gradients.
 
 from __future__ import annotations
 
-import dataclasses
-
 import keras
 import tensorflow as tf
 
-from models.base import Examples, Settings, TrainableModel
-from models.objective import Objective
 from strategies.common.private_apis.models import takes_weights
 from strategies.inner_loop.reduction import bytes_of
 from trainers.model.sparse_gradients import embeddings_of
@@ -28,35 +24,6 @@ MOST_BYTES = 256 << 20
 # Too small to change a loss, and large enough that neither the gradient nor its square,
 # which an optimizer computes, is a denormal number, which CPUs process slowly.
 _GRADIENT = 1e-6
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class WithBallast:
-    """Trainable model with ballast. Satisfies `TrainableModel`.
-
-    Attributes:
-      spec: Model without ballast.
-      num_weights: Number of weights that share the ballast: one for each device or
-        server that holds a part of the weights, so that no place holds all of it.
-    """
-
-    spec: TrainableModel
-    num_weights: int
-
-    def build(self, data: Examples, settings: Settings) -> keras.Model:
-        """Builds the model and adds the ballast; see `Build`."""
-        model = self.spec.build(data, settings)
-        add_ballast(model, self.num_weights)
-        return model
-
-    def objective(self, model: keras.Model, label_smoothing: float) -> Objective:
-        """Returns the objective of the model without ballast; see `TrainableModel`."""
-        return self.spec.objective(model, label_smoothing)
-
-    @property
-    def compiled_optimizer(self) -> keras.optimizers.Optimizer | None:
-        """See `TrainableModel`."""
-        return self.spec.compiled_optimizer
 
 
 def add_ballast(model: keras.Model, num_weights: int) -> None:
