@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainers.keras_program.epochs import Epochs
-from trainers.loop.loop import Always, At, Callback, Every, StepEvent, When, While
+from trainers.loop.loop import Always, Callback, StepEvent, When, While
 
 
 class TrainingStopped(Exception):
@@ -45,23 +45,13 @@ def callbacks_of(
     def end_batch(event: StepEvent) -> None:
         epochs.end_batch()
         # As in `fit`, the epoch ends at once.
-        if epochs.is_stopped and not at_end.is_due(event):
+        if epochs.is_stopped and not at_ends.is_due(event):
             end(event)
 
-    at_end = _at_ends(epochs, with_equal_variables(end))
+    at_ends = While(lambda: True, epochs.next_end_of_epoch, with_equal_variables(end))
     at_batches = While(
         epochs.is_due_at_batch,
         epochs.next_end_of_batch,
         with_equal_variables(end_batch),
     )
-    return [Always(epochs.window), at_batches, at_end]
-
-
-def _at_ends(epochs: Epochs, callback: Callback) -> Every | At:
-    """Returns a trigger for a callback at the ends of epochs."""
-    first, lengths = epochs.first_step, epochs.lengths
-    if lengths.of_all is not None:
-        return Every(lengths.of_all, callback, first_step=first)
-    num_epochs = lengths.epoch_of(epochs.num_steps - 1) + 1
-    ends = [first + lengths.start(epoch + 1) for epoch in range(num_epochs)]
-    return At(ends, callback)
+    return [Always(epochs.window), at_batches, at_ends]

@@ -137,6 +137,10 @@ class Epochs:
         """Returns the first step after one at which `end_batch` is called."""
         return self.first_step + self.executions.end(step - self.first_step)
 
+    def next_end_of_epoch(self, step: int) -> int:
+        """Returns the first step after one at which an epoch ends."""
+        return self.first_step + self.lengths.end(step - self.first_step)
+
     def end_batch(self) -> None:
         """Calls callbacks after an execution, and before the next one of the epoch."""
         if self.callbacks.observe_batches:

@@ -38,9 +38,8 @@ class Executions:
 
     def end(self, step: int) -> int:
         """Returns the number of steps at the end of the execution that a step is in."""
-        next_epoch = self.lengths.start(self.lengths.epoch_of(step) + 1)
         done = self.lengths.batch_of(step) - self.first_batch(step)
-        return min(step + self.size - done, next_epoch)
+        return min(step + self.size - done, self.lengths.end(step))
 
     def remark(self, name: str, num_steps: int | None) -> str | None:
         """Returns a warning if Keras takes more steps than it is given.

@@ -85,6 +85,10 @@ class EpochLengths:
         passes, of_pass = divmod(epoch, self.epochs_per_pass)
         return passes * self.num_batches + of_pass * self.most_steps
 
+    def end(self, step: int) -> int:
+        """Returns the number of steps at the end of the epoch of a step."""
+        return self.start(self.epoch_of(step) + 1)
+
     def epoch_of(self, step: int) -> int:
         """Returns the epoch of a step."""
         passes, of_pass = divmod(step, self.num_batches)

@@ -63,24 +63,20 @@ class Every:
       steps: Number of steps between calls; None for only at the end.
       callback: Callback to run.
       observe: Detail of the summaries of the step before the callback.
-      first_step: Step that multiples are counted from.
     """
 
     steps: int | None
     callback: Callback
     observe: SummaryLevel = SummaryLevel.NONE
-    first_step: int = 0
 
     def next_after(self, step: int, last_step: int) -> int:
         """Returns the next step at which the callback is due."""
         if self.steps is None:
             return last_step
-        done = step - self.first_step
-        return min(last_step, step + self.steps - done % self.steps)
+        return min(last_step, step + self.steps - step % self.steps)
 
     def is_due(self, report: StepEvent) -> bool:
-        done = report.step - self.first_step
-        due = self.steps is not None and done % self.steps == 0
+        due = self.steps is not None and report.step % self.steps == 0
         return due or report.is_last
 
 
