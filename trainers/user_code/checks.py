@@ -202,13 +202,13 @@ def check_ids(
     losses = _by_output(loss, names)
     ignored_by = {name: _ignored(given) for name, given in losses.items()}
     sparse = {name: v for name, v in ignored_by.items() if v is not False}
+    if not sparse:
+        return
     sources = [
         labels_of(source.tensors()[1])
         for source in (data.train, data.evaluation)
         if isinstance(source, ArraySource)
     ] or [labels_of(few.labels)]
-    if not sparse:
-        return
     outputs = _by_output(predictions(), names)
     for name, ignored in sparse.items():
         for labels in sources:

@@ -20,12 +20,10 @@ def parts_of_batch(few: Batch) -> list[Batch]:
 
     What they give tells apart a mean over examples, a sum, and neither.
     """
-    half = max(tf.nest.flatten(few.features)[0].shape[0] // 2, 1)
-    halves = [range(half), range(half, 2 * half)]
-    if tf.nest.flatten(few.features)[0].shape[0] == 1:
-        halves = [range(1)]
-    whole = [row for rows in halves for row in rows]
-    return [_part(few, rows) for rows in (whole, *halves)]
+    num_rows = tf.nest.flatten(few.features)[0].shape[0]
+    half = max(num_rows // 2, 1)
+    halves = [range(half), range(half, 2 * half)] if num_rows > 1 else [range(1)]
+    return [_part(few, rows) for rows in (range(half * len(halves)), *halves)]
 
 
 def _part(few: Batch, rows: Sequence[int]) -> Batch:
