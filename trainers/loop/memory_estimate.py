@@ -21,6 +21,7 @@ import tensorflow as tf
 from strategies.common.private_apis.models import flat_layers
 from strategies.common.private_apis.variables import copies_of
 from strategies.devices.gpu import total_memory_mib
+from strategies.inner_loop.reduction import bytes_of
 from trainers.loop.parts import TrainingParts
 from trainers.pipeline_parallel.build import Pipeline
 
@@ -59,37 +60,35 @@ class MemoryEstimate:
         return f"~{self.total / (1 << shift):.1f} {unit}: {words}"
 
 
-def estimate_memory(assembly: TrainingParts) -> Mapping[str, MemoryEstimate]:
+def estimate_memory(parts: TrainingParts) -> Mapping[str, MemoryEstimate]:
     """Estimates the bytes needed in each memory.
 
     Returns:
       Estimates by memory: `GPU:0`, or `worker-0 CPU` for all CPU devices of a process.
     """
     found: dict[str, MemoryEstimate] = defaultdict(MemoryEstimate)
-    for variable in assembly.model.variables:
-        for copy in copies_of(variable.value):
-            found[_memory_of(copy.device)].weights += _bytes(copy.shape, copy.dtype)
-    for held in assembly.optimizer_variables():
-        for copy in copies_of(held):
-            found[_memory_of(copy.device)].optimizer += _bytes(copy.shape, copy.dtype)
-    for variable in assembly.strategy.replica_state():
+    weights = [variable.value for variable in parts.model.variables]
+    for variable in (*weights, *parts.strategy.replica_state()):
         for copy in copies_of(variable):
             found[_memory_of(copy.device)].weights += _bytes(copy.shape, copy.dtype)
-    if assembly.pipeline is None:
-        works = _of_replicas(assembly)
+    for variable in parts.optimizer_variables():
+        for copy in copies_of(variable):
+            found[_memory_of(copy.device)].optimizer += _bytes(copy.shape, copy.dtype)
+    if parts.pipeline is None:
+        works = _of_replicas(parts)
     else:
-        works = _of_stages(assembly.pipeline, _rows_at_once(assembly))
+        works = _of_stages(parts.pipeline, _rows_at_once(parts))
     for device, gradients, activations in works:
         found[_memory_of(device)].gradients += gradients
         found[_memory_of(device)].activations += activations
     return dict(found)
 
 
-def _of_replicas(assembly: TrainingParts) -> Iterator[tuple[str, int, int]]:
+def _of_replicas(parts: TrainingParts) -> Iterator[tuple[str, int, int]]:
     """Yields the device of each replica, and its bytes of gradients and activations."""
-    gradients = assembly.gradient_bytes()
-    activations = _rows_at_once(assembly) * bytes_of_activations(assembly.model)
-    for device in assembly.strategy.devices:
+    gradients = parts.gradient_bytes()
+    activations = _rows_at_once(parts) * bytes_of_activations(parts.model)
+    for device in parts.strategy.devices:
         yield device, gradients, activations
 
 
@@ -98,16 +97,11 @@ def _of_stages(pipeline: Pipeline, num_rows: int) -> Iterator[tuple[str, int, in
     count, stages = pipeline.num_microbatches, pipeline.stages
     rows = -(-num_rows // count)
     for stage in stages:
-        variables = (v.value for v in stage.trainable_variables)
         # Under the 1F1B schedule stage s of S holds at most S - s micro-batches; the
         # last stage holds one.
         held = rows * min(len(stages) - stage.index, count)
-        activations = held * bytes_of_activations(stage.model)
-        yield (
-            stage.device,
-            sum(_bytes(v.shape, v.dtype) for v in variables),
-            activations,
-        )
+        gradients = bytes_of([v.value for v in stage.trainable_variables])
+        yield stage.device, gradients, held * bytes_of_activations(stage.model)
 
 
 def bytes_of_activations(model: keras.Model) -> int:
@@ -166,13 +160,13 @@ def _unit_of(size: int) -> tuple[int, str]:
     return next((u for u in _UNITS if size >= 1 << u[0]), _UNITS[-1])
 
 
-def _rows_at_once(assembly: TrainingParts) -> int:
+def _rows_at_once(parts: TrainingParts) -> int:
     """Returns the number of rows of the largest micro-batch."""
-    strategy = assembly.config.strategy
+    strategy = parts.config.strategy
     # Asynchronous replicas compute whole global batches: they have one shard.
-    shares = strategy.num_shards(assembly.strategy.num_replicas)
-    parts = shares * strategy.gradient_accumulation_steps
-    return -(-assembly.config.length.global_batch_size // parts)
+    shards = strategy.num_shards(parts.strategy.num_replicas)
+    micro_batches = shards * strategy.gradient_accumulation_steps
+    return -(-parts.config.length.global_batch_size // micro_batches)
 
 
 def _memory_of(device: str) -> str:

@@ -258,9 +258,9 @@ class TrainingParts(ModelParts):
         size = bytes_of([v.value for v in self.model.trainable_variables])
         if not self.config.optimizer.sparse_gradients:
             return size
-        shares = self.config.strategy.num_shards(self.strategy.num_replicas)
+        shards = self.config.strategy.num_shards(self.strategy.num_replicas)
         # Rounded up: the largest shard of a global batch.
-        num_examples = -(-self.config.length.global_batch_size // shares)
+        num_examples = -(-self.config.length.global_batch_size // shards)
         for layer in self.embeddings():
             size -= bytes_of([v.value for v in layer.shards])
             # Upper bound: no two examples use the same row.
