@@ -42,9 +42,6 @@ _ROOT = pathlib.Path(__file__).parents[__name__.count(".")]
 def configure(**settings: Any) -> Config:
     """Returns a configuration from settings with the names of flags.
 
-    Args:
-      **settings: Values by flag name.
-
     Raises:
       UsageError: A name is unknown, or a value is not accepted.
     """
@@ -69,10 +66,7 @@ class TrainingResult:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> TrainingResult:
-        """Reads the result of an existing run.
-
-        Args:
-          path: Folder of the run.
+        """Reads the result of an existing run from its folder.
 
         Raises:
           UsageError: The folder holds no run, or the run has no result.
@@ -115,11 +109,7 @@ class TrainingResult:
         return self.result["throughput"]["examples_per_second"]
 
     def curve(self, name: str) -> dict[int, float]:
-        """Returns a quantity of metrics.jsonl by step.
-
-        Args:
-          name: Key of the quantity, such as `train_loss`.
-        """
+        """Returns a quantity of metrics.jsonl, such as `train_loss`, by step."""
         return {row["step"]: row[name] for row in self.metrics if name in row}
 
     def __rich__(self) -> Table:

@@ -78,12 +78,10 @@ def make_examples(num_examples: int, seed: int) -> tuple[np.ndarray, np.ndarray]
 
 
 def write(path: Path, samples: np.ndarray, labels: np.ndarray) -> None:
-    """Writes a TFRecord file that gets its name only when it is complete.
+    """Writes samples, int64 [n, 5], and labels, int64 [n], to a TFRecord file.
 
-    Args:
-      path: Path of the file; missing folders are created, an existing file is replaced.
-      samples: int64 [n, 5].
-      labels: int64 [n].
+    It gets its name only when it is complete. Missing folders are created, an existing
+    file is replaced.
 
     Raises:
       OSError: The file cannot be written.

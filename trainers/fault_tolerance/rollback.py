@@ -99,13 +99,10 @@ class Rollbacks:
 
 
 def agree_on_step(strategy: Strategy, step: int | None) -> int | None:
-    """Broadcasts the step of the checkpoint that the chief has restored.
+    """Broadcasts the step of the checkpoint that the chief has restored; None for none.
 
-    All processes must call this function after the same step.
-
-    Args:
-      strategy: Strategy that connects the processes.
-      step: Step of the checkpoint, None for no rollback. Only the chief's value counts.
+    All processes must call this function after the same step. Only the step of the
+    chief counts.
     """
     agreed = tf.Variable(_NOWHERE if step is None else step, dtype=tf.int64)
     strategy.broadcast_from_chief([agreed])

@@ -40,10 +40,7 @@ def describe_tasks_behind(
 ) -> str:
     """Returns a clause with the step not reached, the tasks behind, and their work.
 
-    Args:
-      cluster: Cluster with the task of this process.
-      own: Report of this process.
-      answers: Report of each peer, or the state of its port without a report.
+    `answers` are the report of each peer, or the state of its port without a report.
     """
     reports = {name: a for name, a in answers.items() if isinstance(a, Report)}
     reports[cluster.task] = own

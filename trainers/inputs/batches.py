@@ -203,9 +203,7 @@ _BYTES_IN_MEMORY = 2**22
 def steps_at_once(step_bytes: int, most_bytes: int = _BYTES_AT_ONCE) -> int:
     """Returns the maximum number of steps that are read together.
 
-    Args:
-      step_bytes: Bytes of the examples of one step.
-      most_bytes: Bytes of all of them, unless one step has more.
+    They have at most `most_bytes`, unless one step has more.
     """
     return min(max(most_bytes // max(step_bytes, 1), 1), _STEPS_AT_ONCE)
 

@@ -230,13 +230,8 @@ def train_eval_split(
     """Returns the examples to hold out: bool [num_examples].
 
     The choice is the same in every run, independent of its seed, so that results of
-    different seeds are measured on the same examples. It is stratified: each class
-    keeps its proportion to within one example.
-
-    Args:
-      num_examples: Number of examples.
-      fraction: Fraction of the examples to hold out.
-      classes: Class of each example; None without classes.
+    different seeds are measured on the same examples. It is stratified if the examples
+    have classes: each class keeps its proportion to within one example.
 
     Raises:
       UsageError: One of the two parts would be empty.

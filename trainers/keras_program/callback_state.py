@@ -178,9 +178,7 @@ def models_written_after(
 ) -> list[str]:
     """Returns the paths of ModelCheckpoint with files that were written after a time.
 
-    Args:
-      callbacks: Callbacks of a `fit`.
-      seconds: Time in seconds since 1970.
+    The time is in seconds since 1970.
     """
     found = []
     for callback in callbacks:

@@ -24,10 +24,8 @@ def callbacks_of(
 ) -> Sequence[When]:
     """Returns the callbacks that call a program's callbacks, at batches and epochs.
 
-    Args:
-      epochs: Epochs of the `fit`.
-      evaluate: Function that evaluates on the held-out examples.
-      with_equal_variables: Function that adds collectives around a callback.
+    `evaluate` evaluates on the held-out examples, and `with_equal_variables` adds
+    collectives around a callback.
     """
 
     def end(event: StepEvent) -> None:

@@ -87,10 +87,8 @@ class Epochs:
     def read_again(self, is_over: bool) -> None:
         """Reads what earlier processes have read and this training does not read again.
 
-        A generator of the program continues from there, also in its next `fit`.
-
-        Args:
-          is_over: True if this `fit` was completed before.
+        A generator of the program continues from there, also in its next `fit`. This
+        one is over if it was completed before.
         """
         parts, ended = self._parts, self._epoch_of(self._step())
         read: list[GlobalBatches] = []
@@ -108,11 +106,7 @@ class Epochs:
                 pass
 
     def go_back(self, state: Mapping[str, Any]) -> None:
-        """Continues with the state of an earlier checkpoint, after a divergence.
-
-        Args:
-          state: State as in `restore`.
-        """
+        """Continues with the state of an earlier checkpoint, after a divergence."""
         self.restore(state)
         self._parts.model.stop_training = self.is_stopped
         self.callbacks.go_back()

@@ -11,6 +11,8 @@ from trainers.keras_program.fit_arguments import EpochLengths
 class Executions:
     """The steps of epochs in executions, which begin anew with each epoch.
 
+    A step is given as the number of those before it.
+
     Attributes:
       lengths: Numbers of steps of the epochs.
       size: Number of steps of an execution that its epoch does not cut short.
@@ -20,11 +22,7 @@ class Executions:
     size: int
 
     def first_batch(self, step: int) -> int:
-        """Returns the first batch, of its epoch, of the execution that a step is in.
-
-        Args:
-          step: Number of earlier steps.
-        """
+        """Returns the first batch, of its epoch, of the execution that a step is in."""
         batch = self.lengths.batch_of(step)
         return batch - batch % self.size
 
@@ -42,12 +40,7 @@ class Executions:
         return min(step + self.size - done, self.lengths.end(step))
 
     def remark(self, name: str, num_steps: int | None) -> str | None:
-        """Returns a warning if Keras takes more steps than it is given.
-
-        Args:
-          name: Argument of `fit`, `steps_per_epoch` or `validation_steps`.
-          num_steps: Its value.
-        """
+        """Returns a warning if Keras takes more steps than `name` of `fit` says."""
         if not num_steps or not num_steps % self.size:
             return None
         return (

@@ -22,12 +22,7 @@ class LossOfFit:
     """
 
     def __init__(self, model: keras.Model, name: str | None):
-        """Finds the metric.
-
-        Args:
-          model: Compiled model of the program.
-          name: Name of the metric that keeps the loss; None if none does.
-        """
+        """Finds the metric that keeps the loss by its name; None if none does."""
         self._metrics = [
             metric
             for metric in all_metrics(model)
@@ -99,12 +94,9 @@ def whole_executions(
 def validation_in_executions(
     data: tf.data.Dataset, num_steps: int, model: keras.Model
 ) -> dict[str, Any]:
-    """Returns the arguments of `fit` for a validation.
+    """Returns the arguments of `fit` for a validation of `num_steps` batches.
 
-    Args:
-      data: Batches of a validation, perhaps again and again.
-      num_steps: Number of batches of one validation.
-      model: Model with the number of steps of an execution.
+    The data may have them again and again.
     """
     if num_steps % model.steps_per_execution == 0:
         return {"validation_data": data, "validation_steps": num_steps}

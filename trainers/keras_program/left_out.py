@@ -101,11 +101,7 @@ def without_backup(arguments: FitArguments, warn: Warn) -> FitArguments:
 
 
 def variables_left_out(before: Mapping[str, str]) -> Iterator[str]:
-    """Yields a warning for each variable that a program has set too late.
-
-    Args:
-      before: Environment before the program ran.
-    """
+    """Yields a warning for each variable that is not as `before` the program ran."""
     for name, (neutral, reason) in _VARIABLES.items():
         value = os.environ.get(name)
         if value is not None and value != before.get(name, neutral):

@@ -66,13 +66,10 @@ _READERS = (
 def _elsewhere(
     folder: str, copies: dict[str, str], name: str, original: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Returns a function that writes and reads a model in another file than given.
+    """Returns a function that writes and reads a model in a file of another folder.
 
-    Args:
-      folder: Folder of these files.
-      copies: Path of each file that has been written, by the path that was given.
-      name: Name of the function.
-      original: Function of Keras that has an argument `filepath`.
+    It calls Keras's, which has an argument `filepath`. Files that have been written are
+    in `copies`, by the path that was given.
     """
 
     @functools.wraps(original)

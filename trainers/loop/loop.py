@@ -143,12 +143,9 @@ class StepsPerLoop:
     def __init__(
         self, steps_per_loop: int | None, target_seconds: float, fewest: int = 1
     ):
-        """Chooses between a fixed number and a target duration.
+        """Takes a fixed number; with None it aims at a duration of calls.
 
-        Args:
-          steps_per_loop: Fixed number of steps; None to aim at the duration.
-          target_seconds: Target duration of a call, in seconds.
-          fewest: Least number of steps of a call after the first.
+        These have at least `fewest` steps, apart from the first.
         """
         self._target_seconds = target_seconds
         self._fewest = fewest
@@ -161,11 +158,7 @@ class StepsPerLoop:
         return self._steps
 
     def learn(self, step_seconds: float) -> None:
-        """Adapts the number of steps to the duration of a step.
-
-        Args:
-          step_seconds: Duration of a step; 0 if unknown.
-        """
+        """Adapts the number of steps to the duration of a step, 0 if unknown."""
         if self._fixed is None and step_seconds:
             wanted = int(self._target_seconds / step_seconds)
             self._steps = min(max(wanted, self._fewest), _MOST_STEPS_PER_CALL)

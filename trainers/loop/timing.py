@@ -38,9 +38,7 @@ class Clock:
     def __init__(self, listener: Callable[[str], None] = lambda kind: None):
         """Starts all counters at zero.
 
-        Args:
-          listener: Function called with the kind of a block when it begins and when it
-            ends.
+        The listener is called with the kind of a block when it begins and when it ends.
         """
         self._listener = listener
         self._seconds = dict.fromkeys(_KINDS, 0.0)

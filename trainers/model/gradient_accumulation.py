@@ -37,10 +37,7 @@ class Accumulation:
     def __init__(self, step: Accumulable, num_microbatches: int):
         """Stores the step; traces nothing.
 
-        Args:
-          step: Step that computes one micro-batch.
-          num_microbatches: Number of micro-batches of a replica's shard. A shard with
-            fewer rows has one micro-batch for each row.
+        A shard with fewer rows than micro-batches has one for each row.
         """
         self._step = step
         self._num_microbatches = num_microbatches

@@ -73,11 +73,7 @@ class ReplicaStatistics:
     def scalars(self, results: StepResults) -> dict[str, float]:
         """Returns the statistics of the last step and the noise scale so far, by tag.
 
-        Args:
-          results: Results of steps, the last of which was observed.
-
-        Returns:
-          Scalars by tag; empty if the statistics were not measured.
+        The last step has been observed. Empty if the statistics were not measured.
         """
         sums = {
             name: float(values[-1])

@@ -13,11 +13,7 @@ from strategies.inner_loop.sharding import row_weights
 
 
 def weighted_sums(values: Values, batch: Batch) -> dict[str, tf.Tensor]:
-    """Sums values over the rows that count.
-
-    Args:
-      values: Loss and metrics by name, each [rows] or already summed.
-      batch: Batch that marks the rows that count.
+    """Sums values, [rows] each or already summed, over the rows that count.
 
     Returns:
       Sums by name: scalars, except for sums that were passed as such.
@@ -52,18 +48,13 @@ def with_layer_losses(
     scope: keras.StatelessScope,
     batch: Batch,
 ) -> tf.Tensor:
-    """Returns a loss with the losses that layers added, and weight regularization.
+    """Returns a sum of losses of rows, with losses of layers and regularization.
 
-    They are means over a batch, so that each row counts with all of them.
-    `Model.losses` would contain both, but inside a StatelessScope it passes None to the
-    regularizer of every variable that the scope does not map (Keras 3.15,
-    keras/src/layers/layer.py, `_get_regularization_losses`).
-
-    Args:
-      loss: Sum of the losses of rows, a scalar.
-      variables: Trainable variables.
-      scope: Scope in which the layers ran.
-      batch: Batch with the number of rows that count.
+    Layers have added theirs in the scope, and the variables are trainable. Both are
+    means over a batch, so that each row counts with all of them. `Model.losses` would
+    contain both, but inside a StatelessScope it passes None to the regularizer of every
+    variable that the scope does not map (Keras 3.15, keras/src/layers/layer.py,
+    `_get_regularization_losses`).
     """
     penalties = [v.regularizer(v) for v in variables if v.regularizer is not None]
     added = tf.zeros([], loss.dtype)

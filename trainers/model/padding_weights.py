@@ -49,9 +49,7 @@ def add_ballast(model: keras.Model, num_weights: int) -> None:
 def gradients_of_ballast(model: keras.Model, share: tf.Tensor) -> dict[int, tf.Tensor]:
     """Returns gradients of ballast by the weights' ids, for steps without its penalty.
 
-    Args:
-      model: Model, with ballast or without.
-      share: Fraction of the global batch that a replica computes, a scalar.
+    `share` is the fraction of the global batch that a replica computes, a scalar.
     """
     return {
         id(weight): tf.fill(weight.shape, _GRADIENT * tf.cast(share, weight.dtype))

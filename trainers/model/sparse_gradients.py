@@ -22,14 +22,11 @@ def embeddings_of(model: keras.Model) -> list[ShardedEmbedding]:
 
 
 def sum_duplicates(gradient: Any) -> Any:
-    """Returns a gradient without repeated rows; a dense gradient unchanged.
+    """Returns a gradient without repeated rows; a dense one, or None, unchanged.
 
     Several replicas, or several lookups of one replica, may each contribute to a row.
     The sum of the contributions is the row's gradient. Nonlinear functions of it, such
     as norms and squares, are wrong when computed from the parts.
-
-    Args:
-      gradient: Tensor, IndexedSlices or None.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient

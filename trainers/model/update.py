@@ -163,11 +163,8 @@ class ModelUpdate:
     ) -> dict[str, tf.Tensor]:
         """Returns the norm of the summed gradient and histograms of the gradients.
 
-        If gradients are recorded, the result also contains them.
-
-        Args:
-          outputs: Sum over replicas, before clipping.
-          with_histograms: bool scalar; if False, the histograms are zeros.
+        If gradients are recorded, the result also contains them; all are those before
+        clipping. Without `with_histograms` the histograms are zeros.
         """
         weights = self._model.trainable_variables
         gradients = [sum_duplicates(gradient) for gradient in outputs.gradients]

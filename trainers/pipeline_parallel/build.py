@@ -68,12 +68,7 @@ def build_pipeline(
 ) -> Pipeline:
     """Partitions a model and moves its variables to the devices of their stages.
 
-    Args:
-      model: Model with all its variables.
-      config: Configuration with the stages. By default there are as many stages as
-        devices and layers allow.
-      devices: Device of each stage.
-      data: Examples for the measurement of layers, as a step gets them.
+    By default there are as many stages as devices and layers allow.
 
     Raises:
       UsageError: The model cannot be partitioned in this way.

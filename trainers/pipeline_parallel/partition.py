@@ -22,13 +22,8 @@ _REPETITIONS = 5
 def measure_seconds(graph: LayerGraph, features: Any, device: str) -> list[float]:
     """Measures the seconds of each call, forward and backward, one call at a time.
 
-    Args:
-      graph: Layer graph of the model.
-      features: Features of as many examples as a micro-batch has.
-      device: Device to measure on; all stages are assumed to have an equal device.
-
-    Returns:
-      Seconds of each call, in the order of the graph.
+    There are features of as many examples as a micro-batch has. All stages are assumed
+    to have an equal device.
     """
     values = graph.features_by_name(features)
     given = set(map(id, values.values()))
@@ -76,10 +71,6 @@ def _run(
 
 def cut_at_layers(graph: LayerGraph, names: Sequence[str]) -> list[int]:
     """Returns the positions at which stages begin with named layers.
-
-    Args:
-      graph: Layer graph of the model.
-      names: Name of the first layer of every stage except the first.
 
     Returns:
       Position of the first call of every stage except the first.

@@ -59,10 +59,7 @@ def make_stages(
 ) -> list[Stage]:
     """Partitions a model and moves its variables to the stages' devices.
 
-    Args:
-      graph: Layer graph of the model.
-      cuts: First call of every stage except the first.
-      devices: Devices of the stages, at least as many as stages.
+    Stages except the first begin at the calls `cuts`. There may be more devices.
     """
     bounds = [0, *cuts, len(graph.calls)]
     stages: list[Stage] = []

@@ -54,10 +54,7 @@ def wrap_user_errors(what: str) -> Iterator[None]:
 def failure_of(what: str, error: BaseException, is_in_step: bool = True) -> UsageError:
     """Returns one line on an error in the user's code; its subject is `what`.
 
-    Args:
-      what: Subject of the message.
-      error: Error that was raised.
-      is_in_step: False if no step has called the code.
+    `is_in_step` is False if no step has called the code.
     """
     if isinstance(error, SystemExit):
         return ended(what, error)

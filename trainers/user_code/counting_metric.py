@@ -59,11 +59,7 @@ class CountingMetric:
         return metric.stateless_update_state(list(state), *of_output, sample_weight=own)
 
     def total(self, sums: Mapping[str, Any]) -> list[tuple[keras.Variable, Any]]:
-        """Returns the variables with their values after all examples.
-
-        Args:
-          sums: Sums over the examples of what `counts` returned.
-        """
+        """Returns the variables with their values, from sums of what `counts` gave."""
         return [
             (variable, total_of(initial, sums[f"{self.name}{STATE}{index}"], variable))
             for index, (variable, initial) in enumerate(

@@ -113,10 +113,7 @@ def _mean_of_parts(
 def agree(found: Any, expected: Any, rounding: Any = 0.0) -> bool:
     """Returns whether numbers are equal but for rounding in single precision.
 
-    Args:
-      found: Numbers.
-      expected: Numbers of the same shape.
-      rounding: Further error of each number, in half precision.
+    `rounding` is a further error of each number, in half precision.
     """
     return np.allclose(
         np.asarray(found, np.float64),

@@ -111,11 +111,7 @@ class Metrics:
         return {**means, **as_logs(counted)}
 
     def state(self, sums: Mapping[str, Any]) -> list[tuple[keras.Variable, Any]]:
-        """Returns the variables of all metrics with their values after some examples.
-
-        Args:
-          sums: Sums over the examples of what `values` returned.
-        """
+        """Returns the variables of all metrics with values, from sums of `values`."""
         state = [pair for metric in self.counting for pair in metric.total(sums)]
         for name, mean in self.means.items():
             metric = mean.resolved.metric
@@ -130,14 +126,9 @@ def resolve_metrics(
     weights: Any,
     model: keras.Model | None,
 ) -> Metrics:
-    """Resolves the metrics that a model was compiled with.
+    """Resolves the metrics that a model was compiled with, by a few examples.
 
-    Args:
-      compiled: Arguments of `compile`.
-      names: Names of the model's outputs; None if they are not known.
-      probe: A few examples.
-      weights: Sample weights of them; None for 1 each.
-      model: Model of a program, whose own metrics are to be used; None without one.
+    See `losses_of`. The examples may have sample weights.
 
     Raises:
       UsageError: A metric cannot be summed over examples.

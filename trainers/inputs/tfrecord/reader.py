@@ -156,9 +156,7 @@ class RecordWalk:
     def take(self, max_records: int, max_bytes: int) -> list[tuple[bytes, int]]:
         """Returns data and first byte of the next records; none at the end.
 
-        Args:
-          max_records: Maximum number of records.
-          max_bytes: Bytes of data after which no other record is taken.
+        No other record is taken after `max_bytes` of data.
         """
         taken: list[tuple[bytes, int]] = []
         while len(taken) < max_records and max_bytes > 0:

@@ -58,10 +58,7 @@ class ReadPasses:
         self._batches: Iterator[Any] = iter(())
 
     def read(self, index: int) -> Iterator[Any]:
-        """Yields the batches of a pass.
-
-        Args:
-          index: Number of earlier passes of the same iterator.
+        """Yields the batches of a pass, after `index` others of the same iterator.
 
         Raises:
           UsageError: The pass has fewer batches than the first one.
@@ -98,12 +95,7 @@ class ReadPasses:
 
 
 def passes_of_reader(read: Callable[[int], Iterator[Any]], spec: Any) -> OnePass:
-    """Returns the passes over data that Python reads.
-
-    Args:
-      read: Function from the number of earlier passes to the batches of a pass.
-      spec: Specification of a batch.
-    """
+    """Returns the passes over data that Python reads, as `ReadPasses.read` does."""
     return lambda index: tf.data.Dataset.from_generator(
         lambda number: read(int(number)), args=(index,), output_signature=spec
     )

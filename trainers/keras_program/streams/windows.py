@@ -32,12 +32,9 @@ class Window(NamedTuple):
 
     @classmethod
     def of(cls, first_step: int, batches: Iterable[Any], num_steps: int) -> Window:
-        """Returns a window of some batches.
+        """Returns a window of some batches, from `first_step`.
 
-        Args:
-          first_step: Step of the first batch.
-          batches: Batches.
-          num_steps: Length of all windows, of which steps without a batch are empty.
+        All windows have `num_steps`, of which those without a batch are empty.
         """
 
         def filled(of_steps: Iterable[Any]) -> tf.Tensor:
@@ -51,12 +48,7 @@ class Window(NamedTuple):
         return cls(tf.constant(first_step, tf.int64), features, labels)
 
     def parts(self, spec: Any, step: tf.Tensor) -> tuple[Any, Any]:
-        """Returns features and labels of one step, as graph operations.
-
-        Args:
-          spec: Specification of features and labels.
-          step: Step, int64 scalar.
-        """
+        """Returns features and labels of one step by their specification."""
         index = step - self.first_step
 
         def parsed(spec: tf.TensorSpec, serialized: tf.Tensor) -> tf.Tensor:
@@ -67,11 +59,9 @@ class Window(NamedTuple):
 
 
 def most_window_steps(batch: Any, num_batches: int) -> int:
-    """Returns the length of windows in steps.
+    """Returns the length of windows in steps, by a batch of the usual size.
 
-    Args:
-      batch: Batch of the usual size.
-      num_batches: Number of batches of a pass, over whose end no window reads.
+    No window reads over the end of a pass.
     """
     size = sum(
         rows.dtype.size * rows.shape.num_elements() for rows in tensors_of(batch)

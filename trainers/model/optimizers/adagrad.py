@@ -22,13 +22,7 @@ class Adagrad(keras.optimizers.Adagrad):
     def update_step(
         self, gradient: Any, variable: tf.Variable, learning_rate: Any
     ) -> None:
-        """Updates one variable; of a sparse gradient only its rows.
-
-        Args:
-          gradient: Tensor, or IndexedSlices without repeated rows.
-          variable: Variable to update.
-          learning_rate: Scalar.
-        """
+        """Updates one variable; of a sparse gradient only its rows, which differ."""
         if not isinstance(gradient, tf.IndexedSlices):
             super().update_step(gradient, variable, learning_rate)
             return

@@ -65,11 +65,7 @@ class _OnePass:
     ) -> None:
         """Updates one variable; overrides the method of Keras.
 
-        Args:
-          gradient: Tensor or IndexedSlices. Adam moves every row of a table in every
-            step, as Keras's update does.
-          variable: Variable to update.
-          learning_rate: Scalar.
+        Of a sparse gradient it moves every row of the table in every step, as Keras's.
         """
         adam: Any = self
         first, second = (

@@ -56,10 +56,8 @@ def adopt_optimizer(
 ) -> None:
     """Makes an optimizer of the user's train under a strategy, in whose scope this is.
 
-    Args:
-      optimizer: Optimizer, perhaps with the state of an earlier training.
-      model: Model whose trainable variables it updates.
-      scaled: Function from its learning rate to that of a step.
+    It may have the state of an earlier training. `scaled` is a function from its
+    learning rate to that of a step.
 
     Raises:
       UsageError: It was built for other weights, as before a layer was unfrozen.

@@ -24,11 +24,7 @@ class SeveralOptimizers(tf.Module):
         self,
         updates: Sequence[tuple[keras.optimizers.Optimizer, Sequence[keras.Variable]]],
     ):
-        """Joins optimizers.
-
-        Args:
-          updates: Optimizer and variables of each update of a step, in order. An
-            optimizer may update several times.
+        """Joins the optimizers of the updates of a step, of which one may have several.
 
         Raises:
           UsageError: Two optimizers update one variable.

@@ -27,13 +27,9 @@ def seed_states(model: keras.Model) -> list[keras.Variable]:
 def keyed_states(
     states: list[keras.Variable], seed: int, batch: Batch, of_any_replica: bool = False
 ) -> list[tuple[keras.Variable, tf.Tensor]]:
-    """Returns the value of each counter for one replica's step.
+    """Returns the value of each counter of `seed_states` for one replica's step.
 
-    Args:
-      states: Counters from `seed_states`.
-      seed: Seed of the run.
-      batch: Batch with the step and the replica's index.
-      of_any_replica: True for the values of replica 0 on every replica.
+    With `of_any_replica` every replica has the values of replica 0.
 
     Returns:
       Pairs of a counter and an int64 [2] seed for `keras.StatelessScope`. No other

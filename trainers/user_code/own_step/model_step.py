@@ -69,13 +69,7 @@ class ModelStep:
         scale: tf.Tensor | None = None,
         former: Sequence[Mapping[int, tf.Tensor]] = (),
     ) -> tuple[UpdateCatcher, Mapping[str, Any]]:
-        """Runs the method on the rows of a batch.
-
-        Args:
-          batch: Rows of one replica.
-          mapped: Values in place of variables.
-          scale: Factor for losses in half precision; None for one.
-          former: See `UpdateCatcher`.
+        """Runs the method on the rows of a replica; see `UpdateCatcher`.
 
         Returns:
           The scope with what the method has changed, and its logs.
