@@ -50,7 +50,7 @@ class Watchdog:
         timeout_seconds: float | None,
         cluster: Cluster,
         console: Console,
-        shutdown_servers: Callable[[int], None] = lambda exit_code: None,
+        shutdown_servers: Callable[[int], None],
     ):
         """Prepares the thread; `__enter__` starts it.
 
@@ -64,7 +64,7 @@ class Watchdog:
         self._timeout_seconds = timeout_seconds
         self._cluster = cluster
         self._console = console
-        self._dismiss = shutdown_servers
+        self._shutdown_servers = shutdown_servers
         self._doing = "startup"
         self._applied: tf.Variable | None = None
         self._step = 0
@@ -142,16 +142,16 @@ class Watchdog:
         """Reads the update counter in another thread, which may block forever."""
         reads = self._reader is not None and self._reader.is_alive()
         if self._applied is not None and not reads:
-            self._reader = threading.Thread(target=self._read, daemon=True)
+            self._reader = threading.Thread(
+                target=self._read, args=[self._applied], daemon=True
+            )
             self._reader.start()
 
-    def _read(self) -> None:
-        if self._applied is None:
-            return
+    def _read(self, counter: tf.Variable) -> None:
         # If the task that holds the counter is dead, the main thread receives the error
         # itself.
         with contextlib.suppress(tf.errors.OpError):
-            applied = int(self._applied.numpy())
+            applied = int(counter.numpy())
             if self._read_before not in (None, applied):
                 self._idle_seconds = 0.0
             self._read_before = applied
@@ -164,7 +164,7 @@ class Watchdog:
         self._attempt(self._console.dump_stacks)
         self._attempt(lambda: self._console.fail(line))
         if self._cluster.is_chief:
-            self._attempt(lambda: self._dismiss(ExitCode.PEER_LOST))
+            self._attempt(lambda: self._shutdown_servers(ExitCode.PEER_LOST))
             time.sleep(_SECONDS_TO_LEAVE)
         else:
             self._let_chief_go_first()
