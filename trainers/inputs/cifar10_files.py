@@ -17,7 +17,7 @@ import numpy as np
 
 from strategies.common.errors import UsageError
 from strategies.common.native_log import native_log_hidden
-from strategies.common.text import shown
+from strategies.common.text import one_line, shown
 from trainers.config.data import DataConfig
 
 NUM_CLASSES = 10
@@ -64,10 +64,9 @@ def downloaded() -> Path:
         )
     # Keras raises a plain Exception for errors of urllib.
     except Exception as error:
-        reason = " ".join(str(error).split())
         raise UsageError(
-            f"--dataset=cifar10 cannot be downloaded ({reason}): give --data_path with "
-            f"the published {FILE_NAME}."
+            f"--dataset=cifar10 cannot be downloaded ({one_line(error)}): give "
+            f"--data_path with the published {FILE_NAME}."
         ) from error
     return Path(path)
 
@@ -128,9 +127,9 @@ def _read_archive(path: Path) -> Mapping[str, bytes]:
                 pass
     # Each layer reports a truncated or damaged file in another way.
     except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
-        reason = " ".join(str(error).split())
         raise UsageError(
-            f"--data_path={path} is no archive, or a damaged one ({reason}): {_ADVICE}."
+            f"--data_path={path} is no archive, or a damaged one ({one_line(error)}): "
+            f"{_ADVICE}."
         ) from error
     return found
 

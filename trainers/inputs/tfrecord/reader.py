@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 from strategies.common.errors import UsageError
+from strategies.common.text import one_line
 from trainers.inputs.tfrecord.framing import (
     CHECKSUM,
     EXTRA_BYTES,
@@ -215,8 +216,7 @@ class RecordWalk:
             try:
                 part = self._stream.read(min(num_bytes, PIECE_BYTES))
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-                reason = " ".join(str(error).split())
-                self._fail(f"the compressed data is damaged ({reason})")
+                self._fail(f"the compressed data is damaged ({one_line(error)})")
             if not part:
                 break
             parts.append(part)
