@@ -8,15 +8,13 @@ a confusion table could mean something else.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from models.objective import ClassPredictions, ClassPredictionsFunction
-
-_LOSSES = keras.losses
 
 
 def classes_of(loss: Any) -> ClassPredictionsFunction | None:
@@ -28,13 +26,12 @@ def classes_of(loss: Any) -> ClassPredictionsFunction | None:
     """
     if isinstance(loss, (list, tuple, dict)):
         return None
-    loss = _LOSSES.get(loss)
+    loss = keras.losses.get(loss)
     # Keras wraps a function into an object that has it as `fn`.
-    kinds = (type(loss), loss, getattr(loss, "fn", None))
-    for kind, find in _FINDERS:
-        if kind in kinds:
-            return functools.partial(_checked, functools.partial(find, loss))
-    return None
+    find = _FINDERS.get(getattr(loss, "fn", loss))
+    if find is None:
+        return None
+    return functools.partial(_checked, functools.partial(find, loss))
 
 
 def _checked(
@@ -67,7 +64,7 @@ def _by_id(
     return ClassPredictions(ids, tf.argmax(predictions, axis=-1), num_classes)
 
 
-def _by_share(
+def _by_largest(
     loss: Any, labels: tf.Tensor, predictions: tf.Tensor
 ) -> ClassPredictions | None:
     """Finds classes of labels and predictions with one value per class, [n, classes].
@@ -103,15 +100,10 @@ def _is_column(values: tf.Tensor) -> bool:
     return values.shape.rank == 1 or (values.shape.rank == 2 and values.shape[1] == 1)
 
 
-_FINDERS: tuple[tuple[Any, Callable[..., ClassPredictions | None]], ...] = (
-    (_LOSSES.SparseCategoricalCrossentropy, _by_id),
-    (_LOSSES.sparse_categorical_crossentropy, _by_id),
-    (_LOSSES.CategoricalCrossentropy, _by_share),
-    (_LOSSES.categorical_crossentropy, _by_share),
-    (_LOSSES.CategoricalFocalCrossentropy, _by_share),
-    (_LOSSES.categorical_focal_crossentropy, _by_share),
-    (_LOSSES.BinaryCrossentropy, _of_two),
-    (_LOSSES.binary_crossentropy, _of_two),
-    (_LOSSES.BinaryFocalCrossentropy, _of_two),
-    (_LOSSES.binary_focal_crossentropy, _of_two),
-)
+_FINDERS: Mapping[Any, Callable[..., ClassPredictions | None]] = {
+    keras.losses.sparse_categorical_crossentropy: _by_id,
+    keras.losses.categorical_crossentropy: _by_largest,
+    keras.losses.categorical_focal_crossentropy: _by_largest,
+    keras.losses.binary_crossentropy: _of_two,
+    keras.losses.binary_focal_crossentropy: _of_two,
+}
