@@ -206,11 +206,9 @@ def observes_test_batches(callback: keras.callbacks.Callback) -> bool:
 
 
 def _has_any(callback: keras.callbacks.Callback, names: Sequence[str]) -> bool:
-    base = keras.callbacks.Callback
-    for kind in _OF_EPOCHS_BY_DEFAULT:
-        if isinstance(callback, kind):
-            # A subclass overrides some of the methods that do nothing by default.
-            base = kind
+    # A subclass overrides some of the methods that do nothing by default.
+    kinds = (*_OF_EPOCHS_BY_DEFAULT, keras.callbacks.Callback)
+    base = next(kind for kind in kinds if isinstance(callback, kind))
     # LambdaCallback keeps functions in the instance.
     return any(
         name in vars(callback)
