@@ -39,7 +39,7 @@ class SourceBatches:
     last_step: int
     augment: Augment | None = None
     repeats: bool = False
-    # By share and number of shares. To trace its functions took two thirds of an
+    # By shard and number of shards. To trace its functions took two thirds of an
     # evaluation of the digits.
     _pipelines: dict[tuple[int, int], tf.data.Dataset] = dataclasses.field(
         default_factory=dict, init=False, repr=False, compare=False

@@ -29,7 +29,7 @@ def replica_step(
     step: ReplicaFunction = train_step
     num_parts = config.strategy.gradient_accumulation_steps
     if isinstance(train_step, OwnTrainStep):
-        checks.check_own_step(train_step.own, config)
+        checks.check_own_step(train_step.objective, config)
         if num_parts == 1 and not config.report.replica_statistics:
             return train_step.in_turn()
     if num_parts > 1:
@@ -67,7 +67,7 @@ def shared_tables(
         return ()
     step: ReplicaFunction = train_step
     if isinstance(train_step, OwnTrainStep):
-        if not train_step.own.has_sparse_gradients:
+        if not train_step.objective.has_sparse_gradients:
             return ()
         step = train_step.in_turn()
     # A pipeline divides what it gets into its number of micro-batches.

@@ -48,25 +48,25 @@ class Accumulation:
         # the right shapes.
         count = tf.clip_by_value(batch.num_rows, 1, self._num_microbatches)
 
-        def shares_of(index: tf.Tensor) -> ReplicaOutputs:
+        def outputs_of(index: tf.Tensor) -> ReplicaOutputs:
             part = take_micro_batch(batch, index, count, self._num_microbatches)
             return step(part)
 
         # The first micro-batch is computed before the loop: tracing it reveals the
         # structure of the outputs, such as which variables have a gradient.
         with tf.name_scope("first_micro_batch"):
-            first = shares_of(tf.zeros([], tf.int64))
+            first = outputs_of(tf.zeros([], tf.int64))
         with tf.name_scope("further_micro_batches"):
-            return _add_further(first, shares_of, count)
+            return _add_further(first, outputs_of, count)
 
 
 def _add_further(
-    first: ReplicaOutputs, shares_of: Any, count: tf.Tensor
+    first: ReplicaOutputs, outputs_of: Any, count: tf.Tensor
 ) -> ReplicaOutputs:
     """Adds the outputs of micro-batches 1 to count - 1, one at a time."""
 
     def body(index: tf.Tensor, *summed: Any) -> tuple[Any, ...]:
-        total = all_reduce_gradients([_unpack(summed, first), shares_of(index)])
+        total = all_reduce_gradients([_unpack(summed, first), outputs_of(index)])
         return index + 1, *_pack(total)
 
     # A loop starts as soon as its counter is ready. The counter depends on the first

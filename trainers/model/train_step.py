@@ -51,6 +51,9 @@ class TrainStep:
     mean over the global batch, even if shards differ in size. Regularization and other
     losses that layers add are already means over a batch; they are weighted by the
     shard's fraction of the examples.
+
+    Attributes:
+      objective: Minimized loss and reported metrics.
     """
 
     def __init__(
@@ -81,7 +84,7 @@ class TrainStep:
           sums_in_layers: True if layers with `synchronized=True` sum over replicas.
         """
         self._model = model
-        self._objective = objective
+        self.objective = objective
         self._layer_state = layer_state
         self._random_numbers = StepRandomNumbers(settings.seed, settings.random_numbers)
         self._sparse_gradients = settings.sparse_gradients
@@ -107,14 +110,14 @@ class TrainStep:
         # Variables, not values: without `read` the layers read them during the forward
         # pass.
         weights = [v.value for v in self._model.trainable_variables]
-        return self._shares(batch, weights, self._layer_state.present())
+        return self._outputs(batch, weights, self._layer_state.present())
 
     def with_current_weights(self) -> ReplicaFunction:
         """Returns a step bound to the current weights, for several micro-batches."""
         weights, state = self._present_values()
-        return lambda batch: self._shares(batch, weights, state)
+        return lambda batch: self._outputs(batch, weights, state)
 
-    def _shares(
+    def _outputs(
         self, batch: Batch, weights: list[Any], state: list[tf.Tensor] | None
     ) -> ReplicaOutputs:
         compute = self._compiled or self._compute
@@ -218,7 +221,7 @@ class TrainStep:
         keyed = self._random_numbers.keyed(self._seed_states, batch)
         with keras.StatelessScope([*keyed, *mapped], collect_losses=True) as scope:
             with self._random_numbers.drawn(batch):
-                values = self._objective.values(self._model, batch, training=True)
+                values = self.objective.values(self._model, batch, training=True)
             sums = weighted_sums(values, batch)
             sums["loss"] = with_layer_losses(
                 sums["loss"], self._model.trainable_variables, scope, batch

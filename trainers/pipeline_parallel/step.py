@@ -104,11 +104,11 @@ class PipelineStep:
                     run.forward(index, parts[index], values[index])
                 else:
                     run.backward(index, cotangents[index], scale)
-        outputs = self._shares(runs)
+        outputs = self._outputs(runs)
         _, sums = scaled_loss(outputs.sums["loss"], dict(outputs.sums), scale, batch)
         return outputs._replace(gradients=unscaled(outputs.gradients, scale), sums=sums)
 
-    def _shares(self, runs: Sequence[StageRun]) -> ReplicaOutputs:
+    def _outputs(self, runs: Sequence[StageRun]) -> ReplicaOutputs:
         gradients = []
         for variable in self._model.trainable_variables:
             key = variable.value.ref()

@@ -28,19 +28,14 @@ class OwnTrainStep(TrainStep):
     shard's fraction of the global batch.
     """
 
-    _objective: OwnStep
+    objective: OwnStep
     # Pass of a step with several, and values before the updates of each earlier one.
     _pass = 0
     _former: Former = ()
 
-    @property
-    def own(self) -> OwnStep:
-        """Returns the steps of the model."""
-        return self._objective
-
     def in_turn(self) -> ReplicaFunction:
         """Returns a step that the inner loop computes as often as it has updates."""
-        if self._objective.num_passes == 1:
+        if self.objective.num_passes == 1:
             return self
 
         def compute(index: int, former: Former) -> ReplicaFunction:
@@ -51,16 +46,16 @@ class OwnTrainStep(TrainStep):
         def changed(index: int) -> list[tf.Variable]:
             return [v.value for v in self._variables_of(index)]
 
-        return UpdatesInTurn(self._objective.num_passes, compute, changed)
+        return UpdatesInTurn(self.objective.num_passes, compute, changed)
 
     def _variables_of(self, index: int) -> list[keras.Variable]:
         """Returns the variables that a pass changes."""
-        updates = self._objective.updates[self._objective.passes[index]]
+        updates = self.objective.updates[self.objective.passes[index]]
         return [variable for update in updates for variable in update.variables]
 
     def __call__(self, batch: Batch) -> ReplicaOutputs:
         # The step asks a tape for gradients of variables: it has to read them itself.
-        return self._shares(batch, [], self._layer_state.present())
+        return self._outputs(batch, [], self._layer_state.present())
 
     def with_current_weights(self) -> ReplicaFunction:
         """See `Accumulable`; no update can come between two micro-batches."""
@@ -75,7 +70,7 @@ class OwnTrainStep(TrainStep):
     ) -> tuple[list[Any], dict[str, Any], dict[str, tf.Tensor]]:
         """See `TrainStep`; weights are not used."""
         del weights
-        step = self._objective.train
+        step = self.objective.train
         values = zip(self._layer_state.variables, state or [], strict=bool(state))
         mapped = [*values, *regularized_weights(self._model)]
         keyed = self._random_numbers.keyed(self._seed_states, batch)
@@ -85,14 +80,14 @@ class OwnTrainStep(TrainStep):
         ):
             scope, logs = step.run(batch, [*keyed, *mapped], scale, self._before())
         # The last pass may have no update, and only read.
-        updates = scope.updates[self._objective.passes[self._pass]]
-        gradients = self._shares_of(_joined(u.gradients for u in updates), batch)
+        updates = scope.updates[self.objective.passes[self._pass]]
+        gradients = self._parts_of(_joined(u.gradients for u in updates), batch)
         gradients = unscaled(gradients, scale if scope.is_scaled else None)
         if not self._sparse_gradients:
             gradients = as_dense(gradients)
         assigned = _joined(update.assigned for update in updates)
         written = self._layer_state.by_position(assigned)
-        if self._pass + 1 < self._objective.num_passes:
+        if self._pass + 1 < self.objective.num_passes:
             # What else the step writes, and reports, is taken from its last pass.
             return gradients, written, reported({}, batch)
         written |= self._layer_state.collect_updates(scope, mapped)
@@ -107,14 +102,14 @@ class OwnTrainStep(TrainStep):
         for index, values in enumerate(self._former):
             changed = map(id, self._variables_of(index))
             by_variable = dict(zip(changed, values, strict=True))
-            count = len(self._objective.updates[self._objective.passes[index]])
+            count = len(self.objective.updates[self.objective.passes[index]])
             before += [by_variable] * count
         return before
 
-    def _shares_of(self, gradients: Mapping[int, Any], batch: Batch) -> list[Any]:
+    def _parts_of(self, gradients: Mapping[int, Any], batch: Batch) -> list[Any]:
         """Returns the shard's parts of the gradients of the global batch."""
         share = batch.num_rows / batch.global_size
-        if self._objective.is_sum:
+        if self.objective.is_sum:
             # Only the row of an empty shard does not count.
             share = tf.cast(batch.num_rows > 0, tf.float64)
         share *= self._gradient_scale
@@ -123,7 +118,7 @@ class OwnTrainStep(TrainStep):
             for key, gradient in gradients.items()
             if gradient is not None
         }
-        if self._pass + 1 == self._objective.num_passes:
+        if self._pass + 1 == self.objective.num_passes:
             # A step that adds no penalties has no gradient of ballast.
             shares = {**gradients_of_ballast(self._model, share), **shares}
         return [shares.get(id(v)) for v in self._model.trainable_variables]
