@@ -73,9 +73,6 @@ class PreemptionSignals:
 
         Processes that stop together do so after the same step. A run that has reached
         its last step ends normally.
-
-        Raises:
-          StopRequested: A process received a signal.
         """
         agreed = report.results.agreed.stop_requested
         asked = agreed if self._stops_together else self.requested

@@ -1,4 +1,7 @@
-"""Checks that settings, strategy, data and model fit together."""
+"""Checks that settings, strategy, data and model fit together.
+
+Each raises `UsageError` if they do not.
+"""
 
 from __future__ import annotations
 
@@ -76,11 +79,7 @@ def check_files(strategy: Strategy, data: Data) -> None:
 
 
 def check_dense(model: keras.Model) -> None:
-    """Rejects embeddings for --set=report.replica_statistics=true.
-
-    Raises:
-      UsageError: The model has a table of embeddings.
-    """
+    """Rejects embeddings for --set=report.replica_statistics=true."""
     if embeddings_of(model):
         raise UsageError(
             "--set=report.replica_statistics=true does not fit a table of embeddings, "
@@ -92,11 +91,7 @@ def check_dense(model: keras.Model) -> None:
 def check_compiled_optimizer(
     optimizer: keras.optimizers.Optimizer | None, strategy: Strategy
 ) -> None:
-    """Refuses an optimizer that updates in a branch where that is not possible.
-
-    Raises:
-      UsageError: Some updates of the optimizer change no weights.
-    """
+    """Refuses an optimizer that updates in a branch where that is not possible."""
     if optimizer is None or strategy.traits.applies_in_branches:
         return
     if has_conditional_update(optimizer):
@@ -113,9 +108,6 @@ def check_overwritten(model: keras.Model, num_parts: int) -> None:
 
     Keras's float8 layers return a new scale and the largest values of a batch in place
     of gradients (keras/src/layers/core/dense.py, `_float8_call`).
-
-    Raises:
-      UsageError: The model has such a layer, and a batch has several parts.
     """
     for variable in model.trainable_variables if num_parts > 1 else ():
         if getattr(variable, "overwrite_with_gradient", False):
@@ -136,9 +128,6 @@ def check_shardable(
 
     `keeps_rows` is True if the optimizer is to see each row of a sparse gradient by
     itself, as in `fit`.
-
-    Raises:
-      UsageError: An update of slices would be another than that of whole weights.
     """
     flag = "--shard_optimizer_state"
     if isinstance(optimizer, SeveralOptimizers):
@@ -180,11 +169,7 @@ def check_shardable(
 
 
 def check_own_step(objective: OwnStep, config: Config) -> None:
-    """Refuses a step of the model's own where it cannot be divided as it has to be.
-
-    Raises:
-      UsageError: It does not fit the strategy or its settings.
-    """
+    """Refuses a step of the model's own where it cannot be divided as it has to be."""
     title, choice = objective.title, config.strategy
     averaged = choice.averaged
     if averaged == "losses":
@@ -210,11 +195,7 @@ def check_own_step(objective: OwnStep, config: Config) -> None:
 
 
 def check_trainable(model: keras.Model, config: Config) -> None:
-    """Rejects a model without weights to train.
-
-    Raises:
-      UsageError: No layer has trainable weights.
-    """
+    """Rejects a model without weights to train."""
     if not model.trainable_variables:
         script = config.model.script
         given = f"--script={script}" if script else f"--model={config.model.model}"

@@ -29,11 +29,7 @@ def follow_floatx() -> None:
 
 
 def check_precision(config: Config) -> None:
-    """Refuses a module's types that contradict the types of a flag.
-
-    Raises:
-      UsageError: They do.
-    """
+    """Refuses a module's types that contradict the types of a flag."""
     model, policy = config.model, keras.config.dtype_policy().name
     is_given = "dtype" in config.given or model.dtype != ModelConfig().dtype
     if model.is_custom and is_given and policy != model.dtype:

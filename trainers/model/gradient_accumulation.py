@@ -120,9 +120,6 @@ def check_accumulable(model: keras.Model, num_microbatches: int) -> None:
 
     TensorFlow cannot run their collectives inside a loop. A single micro-batch needs
     none.
-
-    Raises:
-      UsageError: The model has such a layer.
     """
     for layer in flat_layers(model) if num_microbatches > 1 else ():
         if sums_over_replicas(layer):

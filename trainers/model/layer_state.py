@@ -140,11 +140,7 @@ class LayerState:
         }
 
     def check_keeps_weights(self, written: dict[str, Any], how: str) -> None:
-        """Refuses layers that write weights which are trained.
-
-        Raises:
-          UsageError: A layer writes one.
-        """
+        """Refuses layers that write weights which are trained."""
         for variable in self._written[len(self._variables) :]:
             if id(variable) in self.rewritten(written):
                 raise UsageError(

@@ -1,4 +1,7 @@
-"""Checks of a user's model against its data, before anything is written."""
+"""Checks of a user's model against its data, before anything is written.
+
+Each raises `UsageError` if it refuses something.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,7 @@ _OF_FIT = ("train_step", "test_step", "compute_loss", "compute_metrics")
 
 
 def check_states(model: keras.Model) -> None:
-    """Refuses a model that keeps a state for each row of a batch.
-
-    Raises:
-      UsageError: A layer of the model is stateful.
-    """
+    """Refuses a model that keeps a state for each row of a batch."""
     # The number of rows of an input is no sign of it: a Sequential model has that of
     # the first rows it was called with, and Keras trains it with others.
     for layer in flat_layers(model):
@@ -52,11 +51,7 @@ def _has_own(model: keras.Model, name: str) -> bool:
 
 
 def check_loop(model: keras.Model) -> None:
-    """Refuses a model with a loop over the steps that only `fit` would run.
-
-    Raises:
-      UsageError: It makes the function that `fit` calls for a batch or more.
-    """
+    """Refuses a model with a loop over the steps that only `fit` would run."""
     for name in ("make_train_function", "make_test_function"):
         if _has_own(model, name):
             raise UsageError(
@@ -66,11 +61,7 @@ def check_loop(model: keras.Model) -> None:
 
 
 def check_methods(model: keras.Model) -> None:
-    """Refuses methods of the model's class that only `fit` would call.
-
-    Raises:
-      UsageError: There is one.
-    """
+    """Refuses methods of the model's class that only `fit` would call."""
     for name in filter(lambda name: _has_own(model, name), _OF_FIT):
         raise UsageError(
             f"{type(model).__name__} has a {name} of its own, which only fit would "
@@ -99,11 +90,7 @@ def check_values(objective: Objective, model: keras.Model, batch: Batch) -> None
 
 
 def check_numbers(data: Data) -> None:
-    """Refuses examples of strings or complex numbers, for models of the project.
-
-    Raises:
-      UsageError: There are some.
-    """
+    """Refuses examples of strings or complex numbers, for models of the project."""
     source = data.evaluation
     for values in source.read(source.tensors(), tf.zeros([1], tf.int64)):
         for value in tf.nest.flatten(values):
@@ -195,9 +182,6 @@ def check_ids(
       data: Data whose labels are checked, where they are in memory.
       few: A few examples, which are checked where labels are not in memory.
       predictions: Returns the model's outputs, of which only shapes matter.
-
-    Raises:
-      UsageError: A label is not from 0 to the number of outputs - 1.
     """
     losses = _by_output(loss, names)
     ignored_by = {name: _ignored(given) for name, given in losses.items()}

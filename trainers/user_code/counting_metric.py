@@ -68,11 +68,7 @@ class CountingMetric:
         ]
 
     def check_sums(self, labels: Any, predictions: Any, weights: Any) -> None:
-        """Compares the counts of a few examples with the counts of two halves.
-
-        Raises:
-          UsageError: The counts of the halves do not add up.
-        """
+        """Refuses counts of a few examples that do not add up from two halves."""
         given = (labels, predictions, weights)
         num_rows = tf.nest.flatten(predictions)[0].shape[0]
         halves = [
