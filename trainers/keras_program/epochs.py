@@ -10,7 +10,7 @@ import keras
 from models.objective import Objective
 from strategies.common.types import GlobalBatches
 from trainers.keras_program.chief_callbacks import ChiefCallbacks
-from trainers.keras_program.executions import Executions
+from trainers.keras_program.epoch_lengths import Executions
 from trainers.keras_program.fit_arguments import FitArguments
 from trainers.keras_program.streams.stream import ProgramStream
 from trainers.loop.evaluation import BatchObserver
