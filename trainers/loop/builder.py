@@ -28,7 +28,6 @@ from trainers.loop.evaluation import Evaluation
 from trainers.loop.parts import ONLY_PHASE, ModelParts, Phase, RateByStep, TrainingParts
 from trainers.loop.precision import check_precision, follow_floatx, set_precision
 from trainers.loop.replica_step import replica_step, shared_tables
-from trainers.loop.xla_checks import check_compilable
 from trainers.model.gradient_accumulation import check_accumulable
 from trainers.model.layer_state import LayerState
 from trainers.model.layer_switches import disable_layers, perturb_weights
@@ -150,7 +149,7 @@ def assemble_parts(
         phase=phase.number,
     )
     if compilation.scope is Scope.REPLICA:
-        check_compilable(parts, train_step)
+        checks.check_compilable(parts, train_step)
     return parts
 
 

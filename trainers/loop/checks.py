@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import keras
 
+from models.embedding import ShardedEmbedding
 from models.objective import Objective
 from strategies.base import Strategy
 from strategies.common.errors import UsageError
@@ -15,6 +16,8 @@ from strategies.common.private_apis.optimizers import weights_of
 from trainers.config.config import Config
 from trainers.inputs.sources import Data
 from trainers.inputs.tfrecord.stream import RecordStream
+from trainers.loop.parts import TrainingParts
+from trainers.model.layer_state import sums_over_replicas
 from trainers.model.optimizers.properties import (
     ELEMENTWISE,
     has_conditional_update,
@@ -22,6 +25,10 @@ from trainers.model.optimizers.properties import (
 )
 from trainers.model.optimizers.several import SeveralOptimizers
 from trainers.model.sparse_gradients import embeddings_of
+from trainers.model.train_step import TrainStep
+from trainers.model.xla_errors import compile_error
+from trainers.pipeline_parallel.step import PipelineStep
+from trainers.user_code.few_examples import few_examples
 from trainers.user_code.own_step.objective import OwnStep
 
 _SEVERAL_PASSES = (
@@ -204,3 +211,34 @@ def check_trainable(model: keras.Model, config: Config) -> None:
             f"trainable=True ({len(model.variables)} variables are frozen); "
             "set it on the layers to train, before the model is compiled."
         )
+
+
+def check_compilable(parts: TrainingParts, step: TrainStep | PipelineStep) -> None:
+    """Checks that XLA can compile the training step of a replica, and runs nothing.
+
+    It refuses also what XLA would compute more of than the step needs.
+    """
+    for layer in flat_layers(parts.model):
+        if isinstance(layer, ShardedEmbedding):
+            reason = "XLA would need its whole table in every step, not the rows in use"
+        elif sums_over_replicas(layer):
+            reason = "its sum over replicas cannot be compiled"
+        else:
+            continue
+        raise UsageError(
+            f"--jit_compile=on does not fit layer {layer.name!r}: {reason}; leave "
+            "it out."
+        )
+    # XLA reports an error in a pipeline stage only when the stage runs.
+    if not isinstance(step, TrainStep):
+        return
+    rows = parts.order.global_batch_size // parts.strategy.num_replicas
+    # Not of the training's own batches: a generator gives each of them once.
+    batch = few_examples(parts.data.to_look_at, max(rows, 1))
+    try:
+        step.compile_for(batch)
+    except Exception as error:
+        refusal = compile_error(str(error))
+        if refusal is None:
+            raise
+        raise refusal from error
