@@ -22,7 +22,7 @@ from trainers.pipeline_parallel.stages import Stage
 Cotangents = dict[int, list[tf.Tensor]]
 
 
-class Made(NamedTuple):
+class StageOutputs(NamedTuple):
     """Results of a stage for one micro-batch.
 
     Attributes:
@@ -54,7 +54,7 @@ class Forward:
         """Name of the graph that tf.function makes of it."""
         return f"stage_{self.stage.index}"
 
-    def __call__(self, inputs: list[tf.Tensor], part: Batch) -> Made:
+    def __call__(self, inputs: list[tf.Tensor], part: Batch) -> StageOutputs:
         # The gradient of features is not used, and a first convolution's is expensive.
         inputs = [
             tensor if name in self.stage.received else tf.stop_gradient(tensor)
@@ -84,7 +84,7 @@ class Forward:
         if not self.stage.is_last:
             # The sum over stages must count each example once.
             del sums["examples"]
-        return Made(
+        return StageOutputs(
             outputs=outputs,
             share=loss / tf.cast(part.global_size, loss.dtype),
             sums=sums,
@@ -92,12 +92,12 @@ class Forward:
         )
 
 
-class _RunningSteps(NamedTuple):
+class _InFlight(NamedTuple):
     """Micro-batch between its forward and its backward pass in a stage."""
 
     tape: tf.GradientTape
     received: dict[int, tf.Tensor]
-    made: Made
+    made: StageOutputs
 
 
 class StageRun:
@@ -118,7 +118,7 @@ class StageRun:
     def __init__(
         self,
         stage: Stage,
-        forward: Callable[..., Made],
+        forward: Callable[..., StageOutputs],
         clock: StageClock,
         sparse_gradients: bool,
     ):
@@ -131,7 +131,7 @@ class StageRun:
         self._clock = clock
         self._sparse_gradients = sparse_gradients
         self._weights = [v.value for v in stage.model.trainable_variables]
-        self._under_way: dict[int, _RunningSteps] = {}
+        self._in_flight: dict[int, _InFlight] = {}
 
     def forward(self, index: int, part: Batch, values: dict[int, tf.Tensor]) -> None:
         """Runs a micro-batch forward and adds the outputs to its values."""
@@ -152,7 +152,7 @@ class StageRun:
             tape.watch([*self._weights, *received.values()])
             made = self._forward(inputs, part)
         self._end(start, made)
-        self._under_way[index] = _RunningSteps(tape, received, made)
+        self._in_flight[index] = _InFlight(tape, received, made)
         self.sums.append(made.sums)
         self.state.append(made.state)
         values.update(zip(self.stage.outputs, made.outputs, strict=True))
@@ -167,7 +167,7 @@ class StageRun:
           cotangents: Gradients of tensors of this micro-batch, by name.
           scale: Factor of the loss that is differentiated; None for one.
         """
-        tape, received, made = self._under_way.pop(index)
+        tape, received, made = self._in_flight.pop(index)
         targets, seeds = self._targets(made, cotangents)
         start, seeds = self._begin(seeds)
         # One, and not known before the clock has been read.
@@ -190,7 +190,7 @@ class StageRun:
             cotangents.setdefault(name, []).append(gradient)
 
     def _targets(
-        self, made: Made, cotangents: Cotangents
+        self, made: StageOutputs, cotangents: Cotangents
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Returns the outputs with gradients from later stages, and these gradients."""
         pairs = [
