@@ -72,7 +72,7 @@ def read_pieces(path: Path) -> Iterator[Records]:
         reading has reached the damage.
     """
     with _opened(path) as walk:
-        while payloads_and_offsets := walk.take(PIECE_RECORDS, PIECE_BYTES):
+        while payloads_and_offsets := walk.take_piece():
             payloads, offsets = zip(*payloads_and_offsets, strict=True)
             yield Records(
                 path=path,
@@ -154,13 +154,11 @@ class RecordWalk:
         self.offset = 0
         self.is_compressed = size is None
 
-    def take(self, max_records: int, max_bytes: int) -> list[tuple[bytes, int]]:
-        """Returns data and first byte of the next records; none at the end.
-
-        No other record is taken after `max_bytes` of data.
-        """
+    def take_piece(self) -> list[tuple[bytes, int]]:
+        """Returns data and first byte of the next records; none at the end."""
         taken: list[tuple[bytes, int]] = []
-        while len(taken) < max_records and max_bytes > 0:
+        num_bytes = 0
+        while len(taken) < PIECE_RECORDS and num_bytes < PIECE_BYTES:
             length = self._next_length()
             if length is None:
                 break
@@ -169,7 +167,7 @@ class RecordWalk:
             if masked_crc32c(data) != checksum:
                 self._fail("its data is damaged")
             taken.append((data, self.offset))
-            max_bytes -= length
+            num_bytes += length
             self._advance(length)
         return taken
 
