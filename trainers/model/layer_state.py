@@ -154,17 +154,11 @@ class LayerState:
         self, written: dict[str, tf.Tensor], batch: Batch
     ) -> dict[str, Any]:
         """Returns one replica's part of the new values, which `changes` returned."""
-        # The weights of all replicas sum to 1, unless each keeps its own state.
-        weight = batch.state_weight
-        values = {
-            index: weighted(value, weight, batch.replica)
-            for index, value in written.items()
+        squares = {i: tf.square(shift) for i, shift in self._shifts(written).items()}
+        return {
+            "values": weighted(written, batch),
+            "squared_shifts": weighted(squares, batch),
         }
-        squares = {
-            index: weighted(tf.square(shift), weight, batch.replica)
-            for index, shift in self._shifts(written).items()
-        }
-        return {"values": values, "squared_shifts": squares}
 
     def assign(self, summed: dict[str, Any]) -> None:
         """Assigns the variables from the sum of all replicas' contributions."""
@@ -223,14 +217,17 @@ class LayerState:
         return spread
 
 
-def weighted(value: tf.Tensor, weight: tf.Tensor, replica: tf.Tensor) -> tf.Tensor:
-    """Returns one replica's summand of a value that all replicas have.
+def weighted(values: Mapping[str, tf.Tensor], batch: Batch) -> dict[str, tf.Tensor]:
+    """Returns one replica's summands of values that all replicas have.
 
-    Args:
-      value: Value of one replica. Integers and bools are the first replica's.
-      weight: Fraction of the global batch that the replica computed, a scalar.
-      replica: Index of the replica, a scalar.
+    Integers and bools are the first replica's.
     """
+    # The weights of all replicas sum to 1, unless each keeps its own state.
+    weight = batch.state_weight
+    return {i: _summand(value, weight, batch.replica) for i, value in values.items()}
+
+
+def _summand(value: tf.Tensor, weight: tf.Tensor, replica: tf.Tensor) -> tf.Tensor:
     if value.dtype.is_floating:
         return value * tf.cast(weight, value.dtype)
     if value.dtype.is_bool:

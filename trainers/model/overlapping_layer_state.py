@@ -77,13 +77,9 @@ class OverlappingLayerState(LayerState):
     def weight_by_shard(
         self, written: Mapping[str, Any], batch: Batch
     ) -> dict[str, Any]:
-        weight = batch.state_weight
-        contributions = {
-            index: weighted(_contribution(change), weight, batch.replica)
-            for index, change in written.items()
-        }
+        contributions = {i: _contribution(change) for i, change in written.items()}
         decays = {
-            index: weighted(change.decay, weight, batch.replica)
+            index: change.decay
             for index, change in written.items()
             if change.new.dtype.is_floating
         }
@@ -92,17 +88,12 @@ class OverlappingLayerState(LayerState):
             for index, mean in self._moving_means.items()
             if mean in written
         }
+        squares = {index: tf.square(shift) for index, shift in shifts.items()}
         return {
-            "decays": decays,
-            "shifts": {
-                index: weighted(shift, weight, batch.replica)
-                for index, shift in shifts.items()
-            },
-            "squared_shifts": {
-                index: weighted(tf.square(shift), weight, batch.replica)
-                for index, shift in shifts.items()
-            },
-            "values": contributions,
+            "decays": weighted(decays, batch),
+            "shifts": weighted(shifts, batch),
+            "squared_shifts": weighted(squares, batch),
+            "values": weighted(contributions, batch),
         }
 
     def assign(self, summed: dict[str, Any]) -> None:
