@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from strategies.common.private_apis.graphs import counted_alone
 from strategies.common.private_apis.models import flat_layers
 from strategies.common.types import Batch
 from trainers.user_code.few_examples import rows_of
 from trainers.user_code.independence import agree
 
 
-def parts_of_batch(few: Batch) -> list[Batch]:
-    """Returns some examples, and each half of them.
+def on_halves(run: Callable[[Batch], Any], few: Batch) -> list[Any]:
+    """Returns results of a function for examples, each half of them, and all again.
 
-    What they give tells apart a mean over examples, a sum, and neither.
+    They tell apart a mean over examples, a sum, and neither, and the last one random
+    numbers. The function runs in a graph, as in `fit`: a step may use what eager
+    tensors do not have.
     """
+    traced = tf.function(counted_alone(run), autograph=False)
     num_rows = tf.nest.flatten(few.features)[0].shape[0]
     half = max(num_rows // 2, 1)
     halves = [range(half), range(half, 2 * half)] if num_rows > 1 else [range(1)]
-    return [_part(few, rows) for rows in (range(half * len(halves)), *halves)]
+    whole = range(half * len(halves))
+    return [traced(_part(few, rows)) for rows in (whole, *halves, whole)]
 
 
 def _part(few: Batch, rows: Sequence[int]) -> Batch:

@@ -13,7 +13,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from strategies.common.private_apis.graphs import counted_alone
 from strategies.common.private_apis.models import flat_layers
 from strategies.common.types import Batch
 from trainers.model.random_numbers.of_step import StepRandomNumbers
@@ -22,7 +21,7 @@ from trainers.model.random_numbers.seeds import seed_states
 from trainers.user_code.halves import (
     are_means,
     number_of,
-    parts_of_batch,
+    on_halves,
     relative_rounding,
 )
 from trainers.user_code.independence import agree
@@ -45,11 +44,7 @@ def forward_remark(model: keras.Model, few: Batch) -> str | None:
         added = [tf.cast(loss, tf.float64) for loss in scope.losses]
         return changes_in(scope, variables), tf.nest.flatten(outputs), added
 
-    traced = tf.function(counted_alone(run), autograph=False)
-    parts = parts_of_batch(few)
-    # The last one tells where random numbers are drawn.
-    results = [traced(part) for part in (*parts, parts[0])]
-    changes, outputs, added = zip(*results, strict=True)
+    changes, outputs, added = zip(*on_halves(run, few), strict=True)
     if replayed.are_of_examples and _are_mixed(outputs):
         return (
             "the model predicts other values for a batch than for its halves (perhaps "

@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from strategies.common.private_apis.graphs import counted_alone
 from strategies.common.types import Batch
 from trainers.model.random_numbers.of_step import StepRandomNumbers
 from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
 from trainers.model.random_numbers.seeds import seed_states
 from trainers.user_code.halves import (
     number_of,
-    parts_of_batch,
+    on_halves,
     relative_rounding,
 )
 from trainers.user_code.independence import agree
@@ -102,11 +101,7 @@ def observe(step: ModelStep, few: Batch) -> Observed:
             changes_in(scope, variables),
         )
 
-    # In a graph, as fit runs it: a step may use what eager tensors do not have.
-    traced = tf.function(counted_alone(run), autograph=False)
-    # The last one tells where random numbers are drawn.
-    parts = parts_of_batch(few)
-    outputs = [traced(part) for part in (*parts, parts[0])]
+    outputs = on_halves(run, few)
     scope, sources = kept
     changes, gradients, norms, reported, states = zip(*outputs, strict=True)
     *sums, again = (tf.nest.flatten(one) for one in gradients)
