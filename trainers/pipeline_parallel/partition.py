@@ -22,8 +22,8 @@ _REPETITIONS = 5
 def measure_seconds(graph: LayerGraph, features: Any, device: str) -> list[float]:
     """Measures the seconds of each call, forward and backward, one call at a time.
 
-    There are features of as many examples as a micro-batch has. All stages are assumed
-    to have an equal device.
+    `features` have as many examples as a micro-batch. All stages are assumed to have
+    an equal device.
     """
     values = graph.features_by_name(features)
     given = set(map(id, values.values()))
