@@ -7,7 +7,6 @@ import socket
 
 import pytest
 
-from strategies.cluster import probes
 from strategies.cluster.probes import PeerState, peer_state
 
 
@@ -28,5 +27,5 @@ def test_only_an_answer_shows_that_a_task_is_gone(
     def fail(address: object, seconds: float) -> socket.socket:
         raise error
 
-    monkeypatch.setattr(probes.socket, "create_connection", fail)
+    monkeypatch.setattr(socket, "create_connection", fail)
     assert peer_state("worker-0.example:2222") is state

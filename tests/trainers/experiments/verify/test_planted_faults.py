@@ -95,8 +95,8 @@ CASES = {
     "one replica's examples dropped": Case(
         fault=Fault(
             file="strategies/tower.py",
-            right="for index, device in enumerate(self._devices):",
-            wrong="for index, device in enumerate(self._devices[:1]):",
+            right="for index, device in enumerate(self.devices):",
+            wrong="for index, device in enumerate(self.devices[:1]):",
         ),
         quantity="loss",
         words="step 1 counted 32 of 64 examples: some replicas' rows are missing",
