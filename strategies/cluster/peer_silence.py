@@ -53,12 +53,7 @@ class PeerStates:
     """Record of the tasks that are dead or unresponsive."""
 
     def __init__(self, tasks: Mapping[str, str], patience_seconds: float):
-        """Starts as if all tasks had just answered.
-
-        Args:
-          tasks: Address (host:port) of each task by name.
-          patience_seconds: Longest silence of a task, in seconds.
-        """
+        """Starts as if all tasks had just answered."""
         self._tasks = tasks
         self._patience_seconds = patience_seconds
         self._heard_at = dict.fromkeys(tasks, time.monotonic())

@@ -94,12 +94,7 @@ def is_serving(address: str) -> bool:
 
 
 def for_each(tasks: Mapping[str, V], look: Callable[[V], T]) -> dict[str, T]:
-    """Returns the result of a function of each task's address, by the task's name.
-
-    Args:
-      tasks: Address (host:port), or name and address, of each task by name.
-      look: Function of such a value.
-    """
+    """Returns the result of a function of each task's address, by the task's name."""
     # In parallel, because a machine that is off takes a second.
     with ThreadPoolExecutor(max_workers=32) as pool:
         return dict(zip(tasks, pool.map(look, tasks.values()), strict=True))

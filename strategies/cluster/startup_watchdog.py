@@ -34,11 +34,7 @@ class StartUpWatch:
     """Watch over the start-up, during which a sudden end loses no result."""
 
     def __init__(self, cluster: Cluster):
-        """Starts the watchdog process.
-
-        Args:
-          cluster: Cluster whose tasks have all been reachable once.
-        """
+        """Starts the watchdog process, once all tasks have been reachable."""
         self._needed = [
             PeerProbe(task, address, _SECONDS_UNTIL_LOST)
             for task, address in cluster.peers().items()

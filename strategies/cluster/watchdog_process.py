@@ -30,12 +30,7 @@ class OutsideWatch:
     """Watchdog that ends this process once a task has been unreachable for too long."""
 
     def __init__(self, peers: Mapping[str, str], patience_seconds: float):
-        """Starts the watchdog process.
-
-        Args:
-          peers: Address (host:port) of the watched tasks by name.
-          patience_seconds: Longest time for which a task may be unreachable.
-        """
+        """Starts the watchdog process."""
         request = {"peers": dict(peers), "patience_seconds": patience_seconds}
         # The folder of the top-level package: the clone, or site-packages.
         root = str(pathlib.Path(__file__).parents[__name__.count(".")])

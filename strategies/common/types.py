@@ -133,11 +133,7 @@ class Update(Protocol):
         """Returns gradients of a scalar, computed on the devices of its operations."""
 
     def shard(self, spans: Sequence[Span]) -> OptimizerShard:
-        """Returns one worker's part of the update of the weights.
-
-        Args:
-          spans: Elements that the worker updates, at most one span for each weight.
-        """
+        """Returns one worker's part of the update: at most one span of each weight."""
 
     def assign_layer_state(self, state: Any) -> None:
         """Changes the layers' state, from the sum of `ReplicaOutputs.state`."""
@@ -294,12 +290,7 @@ class GlobalBatches(Protocol):
         """Step of the first batch."""
 
     def dataset(self, shard_index: int, num_shards: int) -> tf.data.Dataset:
-        """Returns one shard of every global batch, in order.
-
-        Args:
-          shard_index: Index of the shard; index 0 of 1 gives whole global batches.
-          num_shards: Number of shards of a global batch.
-        """
+        """Returns one shard of every global batch, in order; shard 0 of 1 is all."""
 
     # A step waits for another thread once for each element, so that several steps in
     # one element save time (see `strategies.inner_loop.input`).

@@ -28,11 +28,7 @@ def load_driver() -> ctypes.CDLL | None:
 
 
 def total_memory_mib(driver: Any = None) -> tuple[int, ...]:
-    """Returns the MiB of each GPU by TensorFlow's number; empty if they are unknown.
-
-    Args:
-      driver: Library of the driver; None to load it.
-    """
+    """Returns the MiB of each GPU by TensorFlow's number; empty if they are unknown."""
     # NVIDIA's CUDA Driver API, Device Management: each function returns 0 on success.
     driver = driver or load_driver()
     # Without a context these calls take no memory of a GPU.

@@ -69,12 +69,7 @@ class Method(abc.ABC):
         return "leave it out"
 
     def initial_state(self, spec: tf.TensorSpec, seed: int) -> Sequence[tf.Tensor]:
-        """Returns state for one gradient, the same on every replica.
-
-        Args:
-          spec: Shape and type of the gradient.
-          seed: Number of the gradient.
-        """
+        """Returns a gradient's state, equal on all replicas; `seed` is its number."""
         del spec, seed
         return ()
 
@@ -101,12 +96,7 @@ class Method(abc.ABC):
 
     @abc.abstractmethod
     def encode(self, value: tf.Tensor, state: Sequence[tf.Tensor]) -> Encoded:
-        """Returns one gradient as it is sent to a server.
-
-        Args:
-          value: Gradient of this worker, with what was left of earlier ones.
-          state: State of the method for this gradient.
-        """
+        """Returns one gradient, with what was left of earlier ones, as it is sent."""
 
     @abc.abstractmethod
     def decode(self, parts: Sequence[tf.Tensor], spec: tf.TensorSpec) -> tf.Tensor:

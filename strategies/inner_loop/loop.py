@@ -45,10 +45,7 @@ class InnerLoop:
     ):
         """Combines a strategy's step with the computation of a model.
 
-        Args:
-          step: Parts of the strategy's step.
-          replica_step: Function that computes the outputs of one replica.
-          update: Update that applies their sum; None to only sum, as evaluation does.
+        Without an update, as in evaluation, it only sums.
         """
         self._step = step
         self._replica_step = replica_step

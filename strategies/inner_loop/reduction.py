@@ -24,11 +24,7 @@ def all_reduce_gradients(parts: Sequence[ReplicaOutputs]) -> ReplicaOutputs:
 
 
 def sum_gradients(parts: Sequence[Any]) -> Any:
-    """Returns the sum of one variable's gradients; None if all are None.
-
-    Args:
-      parts: Tensors of one shape, IndexedSlices of one dense shape, or None.
-    """
+    """Returns the sum of one variable's gradients, dense or sparse; None if all are."""
     # All replicas compute the same graph, so that the first part shows the type of all.
     if parts[0] is None:
         return None

@@ -39,22 +39,14 @@ _REPLICAS = _AGREED + "replicas"
 
 
 def proposal(local_flags: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns a replica's proposed values as sums, with a one to count the replicas.
-
-    Args:
-      local_flags: Values of a `SyncedFlags`, float64 [fields].
-    """
+    """Returns a replica's `SyncedFlags` as sums, with a one to count the replicas."""
     names = [_AGREED + field.name for field in dataclasses.fields(SyncedFlags)]
     values = dict(zip(names, tf.unstack(local_flags), strict=True))
     return {**values, _REPLICAS: tf.ones([], tf.float64)}
 
 
 def time_of(outputs: Any) -> tf.Tensor:
-    """Returns the time at which outputs are computed, float64 seconds.
-
-    Args:
-      outputs: Structure of tensors, IndexedSlices and None.
-    """
+    """Returns the time at which outputs are computed, float64 seconds."""
     values = tf.nest.flatten(outputs, expand_composites=True)
     with tf.control_dependencies([value for value in values if value is not None]):
         return tf.timestamp()
@@ -62,9 +54,6 @@ def time_of(outputs: Any) -> tf.Tensor:
 
 def time_after(outputs: Any) -> tuple[tf.Tensor, Any]:
     """Returns the time at which outputs are computed, and the outputs after it.
-
-    Args:
-      outputs: Structure of tensors, IndexedSlices and None.
 
     Returns:
       The time, float64 seconds, and the same structure.
@@ -93,11 +82,7 @@ class Packing:
         return in_a_vector([values[name] for name in names])
 
     def columns(self, values: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """Returns rows of packed scalars, zero where no value is given.
-
-        Args:
-          values: Float64 [rows] by name of a scalar.
-        """
+        """Returns packed rows, with the [rows] of some scalars and zero elsewhere."""
         columns, at = [], 0
         for name, shape in self._shapes.items():
             if name in values:

@@ -37,13 +37,7 @@ class OuterOptimizer:
     ):
         """Makes the anchor and the momentum, on the device of every replica.
 
-        Args:
-          strategy: Strategy with the replicas.
-          weights: Trainable weights, of which every replica has a copy.
-          learning_rate: Factor of the outer gradient.
-          momentum: Factor of the momentum from one average to the next.
-          is_nesterov: Whether the step looks ahead by one momentum.
-          send_as: Type of changes on the wire; None for the type of the weights.
+        Changes are sent in a type of their own if `send_as` is given.
         """
         self._strategy = strategy
         self._learning_rate = learning_rate
@@ -84,11 +78,7 @@ class OuterOptimizer:
                         velocity.assign(tf.zeros_like(velocity))
 
     def average(self, weights: Sequence[tf.Variable]) -> None:
-        """Applies the outer gradient of some weights on every replica, in a step.
-
-        Args:
-          weights: Weights of one average, each with a different value on each replica.
-        """
+        """Applies the outer gradient of some weights, which differ between replicas."""
 
         def on_each_replica() -> Sequence[tf.Tensor]:
             context = tf.distribute.get_replica_context()

@@ -62,12 +62,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def serve_in_fork(connection: socket.socket, parent: int) -> NoReturn:
-    """Serves requests in a process that its parent has just forked, and ends it.
-
-    Args:
-      connection: Socket for the requests.
-      parent: ID of the parent, with which this process ends.
-    """
+    """Serves requests in a process that its parent has just forked, until both end."""
     try:
         os.environ[LAUNCHER_PID] = str(parent)
         end_with_launcher()

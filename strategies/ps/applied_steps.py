@@ -45,11 +45,7 @@ class AppliedSteps:
     """
 
     def __init__(self, server: str):
-        """Makes the variable of the commits.
-
-        Args:
-          server: Device of the variable that counts applied updates.
-        """
+        """Makes the variable of the commits."""
         self._server = server
         self._layout = Packing()
         # `encode` makes this variable, because only tracing shows the reported values.
@@ -63,11 +59,6 @@ class AppliedSteps:
         self, call: tf.Tensor, step: tf.Tensor, sums: Mapping[str, tf.Tensor]
     ) -> tf.Tensor:
         """Returns a step's values for the server as one vector, float64 [n].
-
-        Args:
-          call: Number of the call of the inner loop, int64 scalar.
-          step: Index of the step, int64 scalar.
-          sums: Named tensors.
 
         Raises:
           UsageError: The record of these values does not fit into memory.
@@ -85,13 +76,7 @@ class AppliedSteps:
         return tf.concat([place, values], axis=0)
 
     def record(self, encoded: tf.Tensor, version: tf.Tensor) -> Record:
-        """Returns the record of a step.
-
-        Args:
-          encoded: Result of `encode`, on the server.
-          version: Version of the weights that the step used, int64 scalar on the
-            server.
-        """
+        """Returns the record of a step, from the result of `encode`, on the server."""
         with tf.device(self._server):
             row = tf.concat([encoded[2:], [tf.cast(version, tf.float64)]], axis=0)
             return Record(tf.cast(encoded[:2], tf.int64), row)
@@ -104,12 +89,7 @@ class AppliedSteps:
             self._values.scatter_update(_at(record.place[1], record.row))
 
     def commit(self, record: Record, count: tf.Tensor) -> None:
-        """Records that a step has been applied and counted.
-
-        Args:
-          record: Record of the step.
-          count: Number of applied updates with this one, int64 scalar.
-        """
+        """Records that a step has been applied and counted."""
         with tf.device(self._server):
             row = tf.concat([record.place, [count]], axis=0)
             self._commits.scatter_update(_at(record.place[1], row))
@@ -120,11 +100,6 @@ class AppliedSteps:
         """Returns the commits of a closure's applied steps, int64 [steps done, 3].
 
         They end before the first step of the closure that was not applied.
-
-        Args:
-          call: Number of the call of the inner loop, int64 scalar.
-          first_step: First step of the closure, int64 scalar.
-          num_steps: Number of steps of the closure, int32 scalar.
         """
         with tf.device(self._server):
             steps = first_step + tf.range(tf.cast(num_steps, tf.int64))

@@ -52,13 +52,8 @@ class AsynchronousSteps:
     ):
         """Traces nothing yet.
 
-        Args:
-          coordinator: Coordinator that hands closures to workers.
-          num_workers: Number of workers.
-          replica_step: Function that computes the outputs of a whole global batch.
-          update: Update that applies them; None to only sum, as evaluation does.
-          attempts: Counter of every step that is begun, int64 scalar on a server.
-          free_workers: Function called before each call, to end other closures.
+        `attempts` counts every step that is begun, on a server. `free_workers` ends
+        other closures, before each call.
         """
         self._coordinator = coordinator
         self._num_workers = num_workers

@@ -136,11 +136,7 @@ class ElementLayout:
     """
 
     def __init__(self, values: Sequence[Any]):
-        """Takes types and shapes from traced values.
-
-        Args:
-          values: Tensors, IndexedSlices or compressed gradients.
-        """
+        """Takes types and shapes from traced values."""
         # Without the tensors, which belong to the worker's graph.
         self._compressed = [
             dataclasses.replace(value, parts=[None] * len(value.parts))

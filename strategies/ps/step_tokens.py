@@ -58,15 +58,11 @@ class StepTokens:
         with tf.device(self._server):
             return self._present.read_value()
 
-    def wait(self, tokens: tf.Tensor) -> tf.Tensor:
-        """Waits for a worker's next token and returns it.
-
-        Args:
-          tokens: Token queue of the worker, from `token_queues`.
-        """
+    def wait(self, token_queue: tf.Tensor) -> tf.Tensor:
+        """Waits for a worker's next token and returns it."""
         with tf.device(self._server):
             (token,) = tf.raw_ops.QueueDequeueV2(
-                handle=tokens, component_types=[tf.bool], timeout_ms=-1
+                handle=token_queue, component_types=[tf.bool], timeout_ms=-1
             )
             return token
 

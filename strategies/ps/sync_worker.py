@@ -181,12 +181,7 @@ class WorkersUnderWay:
         coordinator: tf.distribute.coordinator.ClusterCoordinator,
         give_up: Callable[[], None],
     ):
-        """Starts the thread.
-
-        Args:
-          coordinator: Coordinator with the scheduled closures.
-          give_up: Function called when a closure fails, to end a wait for its outputs.
-        """
+        """Starts the thread, which calls `give_up` if a closure fails."""
         self._coordinator = coordinator
         self._give_up = give_up
         self._failure: BaseException | None = None

@@ -21,11 +21,7 @@ _LARGE_BYTES = 1 << 18
 
 
 def read_here(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
-    """Returns present values of variables on other tasks, as tensors on this task.
-
-    Args:
-      variables: Variables, each on one device.
-    """
+    """Returns present values of variables on other tasks, as tensors on this task."""
     values: list[Any] = [None] * len(variables)
     for device, positions in _by_device([v.device for v in variables]).items():
         # Reading and packing happen on the other task, unpacking on this task. Every

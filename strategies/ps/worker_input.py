@@ -12,12 +12,7 @@ class WorkerInput:
     """Batches that each worker keeps as a whole. Any worker computes any step."""
 
     def __init__(self, iterators: Any, batches: GlobalBatches):
-        """Begins with the first step of the batches.
-
-        Args:
-          iterators: Iterators of `batches.cached_data()`, one on each worker.
-          batches: Global batches of the run.
-        """
+        """Begins with the first step; each worker has an iterator of `cached_data`."""
         self._iterators = iterators
         self.batches = batches
         self.next_step = batches.first_step
@@ -62,11 +57,7 @@ class WindowedInput(WorkerInput):
         return self.next_step == self._end
 
     def take(self, num_steps: int) -> Any:
-        """Returns the window of the next steps.
-
-        Args:
-          num_steps: Number of steps, at most `steps_left`.
-        """
+        """Returns the window of the next steps, at most `steps_left`."""
         if self.is_exhausted:
             window_steps, self._window = self._upcoming or next(self._windows)
             self._upcoming = None
@@ -76,10 +67,6 @@ class WindowedInput(WorkerInput):
 
 
 def opened(cached_data: Any) -> Any:
-    """Returns the tensors that batches are read from, as graph operations.
-
-    Args:
-      cached_data: Result of `WorkerInput.take`.
-    """
+    """Returns the tensors that batches are read from, from the result of `take`."""
     # A window is a tuple of tensors.
     return cached_data if isinstance(cached_data, tuple) else next(cached_data)

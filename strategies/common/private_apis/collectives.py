@@ -80,12 +80,7 @@ def gather_by_key(
 
 
 def exchange_rows(context: tf.distribute.ReplicaContext, rows: tf.Tensor) -> tf.Tensor:
-    """Returns row r of every replica's tensor on replica r, in the replicas' order.
-
-    Args:
-      context: Context of the calling replica of a `MultiWorkerMirroredStrategy`.
-      rows: Tensor [replicas, ...] of one shape on all replicas.
-    """
+    """Returns row r of all replicas' [replicas, ...] tensors on replica r, in order."""
     # Added up, they are a reduce-scatter, for which TensorFlow has no implementation on
     # CPUs: `CollectiveReduceScatterV2` exists, and fails there (tensorflow/core/
     # common_runtime/collective_param_resolver_local.cc, `GetCollectiveName`).

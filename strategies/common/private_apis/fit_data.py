@@ -94,11 +94,7 @@ def spec_of_batches(batches: Sequence[Any]) -> Any:
 def split_arrays(
     arrays: tuple[Any, Any, Any], fraction: float
 ) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]:
-    """Divides x, y and sample weights as `fit` does for `validation_split`.
-
-    Args:
-      arrays: Structures of arrays; None for none.
-      fraction: Fraction of the examples, the last ones, for the second part.
+    """Divides x, y and sample weights as `validation_split` does, at the end.
 
     Raises:
       ValueError: Keras refuses the arguments.

@@ -149,11 +149,6 @@ def build_metrics(model: keras.Model, labels: Any, predictions: Any) -> None:
     Callbacks look there for the direction in which what they monitor becomes better.
     `fit` builds them by computing a step (keras/src/trainers/trainer.py,
     `_symbolic_build`), and `Model.metrics` has none of them before.
-
-    Args:
-      model: Model, which may not be compiled.
-      labels: Structure of tensors, of which only shapes matter.
-      predictions: The same for the model's outputs.
     """
     metrics = model._compile_metrics
     if metrics is not None and not metrics.built:

@@ -51,10 +51,6 @@ def scale_learning_rate(
 
     `Optimizer.learning_rate` is both (keras/src/optimizers/base_optimizer.py,
     `_get_current_learning_rate`). Steps are graphs, and callbacks are not.
-
-    Args:
-      optimizer: Optimizer to change.
-      scaled: Function from the optimizer's learning rate to that of a step.
     """
     rate = functools.partial(type(optimizer)._get_current_learning_rate, optimizer)
     optimizer._get_current_learning_rate = lambda: (
@@ -120,12 +116,7 @@ def weights_of(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
 def loss_scale_variables(
     optimizer: keras.optimizers.LossScaleOptimizer, weights: Sequence[keras.Variable]
 ) -> tuple[keras.Variable, keras.Variable]:
-    """Returns the scale and the count of finite steps, made anew in this scope.
-
-    Args:
-      optimizer: Optimizer, perhaps not built yet.
-      weights: Variables to build it for.
-    """
+    """Returns the scale and the count of finite steps, made anew in this scope."""
     if not optimizer.built:
         optimizer.build(list(weights))
     for variable in (optimizer.dynamic_scale, optimizer.step_counter):
@@ -162,10 +153,6 @@ def keep_excluded_from_weight_decay(
 
     Keras keeps keys of the `tf.Variable`s (keras/src/optimizers/base_optimizer.py,
     `_exclude_from_weight_decay`), and a strategy trains other ones.
-
-    Args:
-      optimizer: Optimizer.
-      variables: Variables of the model, before they are made anew.
     """
     keys = getattr(optimizer, "_exclude_from_weight_decay", ())
     excluded = [v for v in variables if optimizer._var_key(v) in keys]
