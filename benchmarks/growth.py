@@ -62,13 +62,9 @@ class Point:
     """A step time, predicted and, later, measured.
 
     Attributes:
-      strategy: Name of the arm.
-      replicas: Number of replicas.
       width: Number of hidden units.
       bandwidth_mbit: Emulated bandwidth; 0 for loopback.
       is_fitted: True if the model was fitted to this run.
-      predicted_seconds: Step time by the model.
-      steps: Number of steps of its run.
       measured_seconds: Median step of a run; 0 before it.
     """
 

@@ -20,9 +20,6 @@ class Subject:
     """A comparison of two sides.
 
     Attributes:
-      name: Words joined by dashes.
-      project: The project's side.
-      peer: The other side.
       goal: Smallest ratio that is good enough.
       ratio: By default the ratio of examples per second.
     """

@@ -11,12 +11,9 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Span:
-    """Elements of one flattened tensor that a worker holds.
+    """Elements of one flattened tensor that a worker holds, up to `stop`.
 
-    Attributes:
-      index: Position of the tensor.
-      start: First element.
-      stop: Element after the last one.
+    The index is the position of the tensor.
     """
 
     index: int

@@ -41,12 +41,9 @@ _PIECES_PER_TOWER = 4
 
 @dataclasses.dataclass(slots=True)
 class TowerInput:
-    """Input of all towers.
+    """Input of all towers: global batches, of which any tower reads any step.
 
-    Attributes:
-      cached_data: Element of `batches.cached_data()`, from which batches are read.
-      batches: Global batches of the run.
-      next_step: Step that the next call starts with.
+    Batches are read from `cached_data`. The next call starts with `next_step`.
     """
 
     cached_data: Any

@@ -19,8 +19,6 @@ class Request:
 
     Attributes:
       command: Words of the command line: interpreter, `-m`, module, arguments.
-      environment: All environment variables by name.
-      folder: Working directory.
       parent: ID of the process that asks, which becomes the parent.
       namespaces: Kinds of the namespaces to enter, in this order; a descriptor of each
         follows the two of the standard output and error.
