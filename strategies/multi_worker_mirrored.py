@@ -15,11 +15,11 @@ import tensorflow as tf
 
 from strategies.base import Strategy, Traits
 from strategies.cluster.failure_detection import LOSSES
-from strategies.cluster.peer_silence import SilenceWatch
+from strategies.cluster.peer_silence import SilenceWatchdog
 from strategies.cluster.rendezvous import wait_for_cluster
 from strategies.cluster.resolver import resolver_of
 from strategies.cluster.spec import Cluster
-from strategies.cluster.startup_watchdog import StartUpWatch
+from strategies.cluster.startup_watchdog import StartUpWatchdog
 from strategies.collectives.chief_values import ChiefValues
 from strategies.collectives.optimizer_shard import OptimizerShard
 from strategies.collectives.sharded_update import ShardedUpdate
@@ -83,8 +83,8 @@ class MultiWorkerMirrored(Strategy):
         # In the order of `Cluster.computing`.
         tasks = [f"{job}/task:{i}" for job in jobs for i in range(num_tasks[job])]
         give_up_connecting(num_tasks, _SECONDS_TO_CONNECT)
-        self._start_up = StartUpWatch(cluster)
-        self._silence_watch = SilenceWatch(cluster, config.peer_timeout_seconds)
+        self._start_up = StartUpWatchdog(cluster)
+        self._silence_watchdog = SilenceWatchdog(cluster, config.peer_timeout_seconds)
         with self._start_up.signals_kept():
             self._strategy = tf.distribute.MultiWorkerMirroredStrategy(
                 resolver_of(cluster), communication
@@ -183,11 +183,11 @@ class MultiWorkerMirrored(Strategy):
             return
         self._chief_values.assign(variables)
         self._start_up.end()
-        self._silence_watch.start()
+        self._silence_watchdog.start()
 
     def close(self) -> None:
         self._start_up.end()
-        self._silence_watch.end()
+        self._silence_watchdog.end()
 
     def communication(self, gradient_bytes: int) -> Communication | None:
         if self.num_replicas == 1 or self._exchange is None:
@@ -199,7 +199,7 @@ class MultiWorkerMirrored(Strategy):
 _SECONDS_TO_CONNECT = 10.0
 # The barrier waits for work such as the chief's checkpoint, which may take longer than
 # a step. A task that dies in the meantime is detected at once, and a silent task by
-# `SilenceWatch`: this limit is only for tasks that answer and do nothing.
+# `SilenceWatchdog`: this limit is only for tasks that answer and do nothing.
 _SECONDS_FOR_CHIEF = 600
 _IMPLEMENTATIONS = {
     name: getattr(tf.distribute.experimental.CommunicationImplementation, name.upper())

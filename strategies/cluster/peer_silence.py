@@ -23,7 +23,7 @@ from strategies.cluster.spec import Cluster
 _SECONDS_BETWEEN_PROBES = 0.3
 
 
-class SilenceWatch:
+class SilenceWatchdog:
     """Thread that disconnects tasks which have been silent for too long."""
 
     def __init__(self, cluster: Cluster, patience_seconds: float):

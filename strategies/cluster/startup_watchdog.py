@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 from strategies.cluster.probes import PeerProbe
 from strategies.cluster.spec import Cluster
-from strategies.cluster.watchdog_process import POLL_SECONDS, OutsideWatch
+from strategies.cluster.watchdog_process import POLL_SECONDS, WatchdogProcess
 from strategies.common.errors import PeerLostError
 from strategies.common.signals import PASSED_ON, original, requests_to_stop
 
@@ -30,8 +30,8 @@ _SECONDS_UNTIL_LOST = 8.0
 _SECONDS_UNTIL_ENDED_FROM_OUTSIDE = _SECONDS_UNTIL_LOST + 3.0
 
 
-class StartUpWatch:
-    """Watch over the start-up, during which a sudden end loses no result."""
+class StartUpWatchdog:
+    """Watchdog of the start-up, during which a sudden end loses no result."""
 
     def __init__(self, cluster: Cluster):
         """Starts the watchdog process, once all tasks have been reachable."""
@@ -39,7 +39,9 @@ class StartUpWatch:
             PeerProbe(task, address, _SECONDS_UNTIL_LOST)
             for task, address in cluster.peers().items()
         ]
-        self._outside = OutsideWatch(cluster.peers(), _SECONDS_UNTIL_ENDED_FROM_OUTSIDE)
+        self._outside = WatchdogProcess(
+            cluster.peers(), _SECONDS_UNTIL_ENDED_FROM_OUTSIDE
+        )
         self._is_over = threading.Event()
         # A signal that is ignored would still reach a thread that waits for it.
         self._signals = {*requests_to_stop(), *PASSED_ON.values()}

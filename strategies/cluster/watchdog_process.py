@@ -26,7 +26,7 @@ POLL_SECONDS = 0.5
 _ENDS_WITH_138 = PeerLostError.exit_code - 128
 
 
-class OutsideWatch:
+class WatchdogProcess:
     """Watchdog that ends this process once a task has been unreachable for too long."""
 
     def __init__(self, peers: Mapping[str, str], patience_seconds: float):

@@ -197,7 +197,7 @@ class Launcher:
             if self._signal is None:
                 self._signal = number
                 # At once: several steps fit between two looks at the tasks.
-                self._tasks.tell(number)
+                self._tasks.forward(number)
             else:
                 self._tasks.kill()
 

@@ -46,7 +46,7 @@ class LaunchedTask:
         self.is_replacement = False
         # The chief's output is always printed.
         self._is_shown = plan.forward_output and not cluster.is_chief
-        self._is_told = False
+        self._is_asked_to_stop = False
         self._log = plan.logs / f"{cluster.task}.log"
         self._has_begun = plan.has_begun
         self._lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
@@ -139,10 +139,10 @@ class LaunchedTask:
         if self.process.poll() is None:
             self.process.send_signal(number)
 
-    def tell(self, number: int) -> None:
+    def forward(self, number: int) -> None:
         """Sends a signal the first time only; a second would end the task at once."""
-        if not self._is_told:
-            self._is_told = True
+        if not self._is_asked_to_stop:
+            self._is_asked_to_stop = True
             self.send(number)
 
     def close(self) -> None:

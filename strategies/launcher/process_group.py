@@ -75,14 +75,14 @@ class TaskGroup:
 
         return min(failed, key=rank, default=None)
 
-    def tell(self, number: int) -> None:
+    def forward(self, number: int) -> None:
         """Forwards a signal to the tasks that train, to each task once."""
         for task in self._training():
-            task.tell(as_passed_on(number))
+            task.forward(as_passed_on(number))
 
     def stop_training(self, number: int) -> None:
         """Forwards a signal to the tasks that train, and waits for their ends."""
-        self.tell(number)
+        self.forward(number)
         wait_for_ends(self._plan.stop_timeout_seconds, self._training())
 
     def wait_for_those_that_stayed(self) -> None:

@@ -201,8 +201,8 @@ def test_no_task_is_the_first_process_of_its_pod() -> None:
 
 _HANGS_AT_START = """
 import time
-from strategies.cluster.watchdog_process import OutsideWatch
-watch = OutsideWatch({"worker-1": "127.0.0.1:1"}, 0.5)
+from strategies.cluster.watchdog_process import WatchdogProcess
+watch = WatchdogProcess({"worker-1": "127.0.0.1:1"}, 0.5)
 time.sleep(5)
 watch.end()
 """

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from strategies.cluster.spec import Cluster
-from strategies.cluster.startup_watchdog import StartUpWatch
+from strategies.cluster.startup_watchdog import StartUpWatchdog
 from strategies.cluster.watchdog_process import POLL_SECONDS
 from strategies.common.signals import PASSED_ON
 from tests.processes import ROOT
@@ -27,7 +27,7 @@ from strategies.cluster.spec import Cluster
 startup_watch._SECONDS_UNTIL_LOST = 0.5
 startup_watch._SECONDS_UNTIL_ENDED_FROM_OUTSIDE = 1.0
 addresses = {"worker": ("127.0.0.1:1", sys.argv[1])}
-watch = startup_watch.StartUpWatch(Cluster(job="worker", addresses=addresses))
+watch = startup_watch.StartUpWatchdog(Cluster(job="worker", addresses=addresses))
 with watch.signals_kept():
     print("watching", flush=True)
     {busy}
@@ -134,7 +134,7 @@ def test_who_watches_from_outside_goes_with_the_process(peer: socket.socket) -> 
 def test_signals_have_their_handlers_again_and_are_not_blocked() -> None:
     cluster = Cluster(job="worker", addresses={"worker": ("127.0.0.1:1",)})
     before = signal.getsignal(signal.SIGTERM)
-    watch = StartUpWatch(cluster)
+    watch = StartUpWatchdog(cluster)
     with watch.signals_kept():
         assert signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, [])
         # TensorFlow replaces the handler in the same way.
