@@ -17,7 +17,7 @@ def test_a_refused_experiment_leaves_only_files_of_others(
     own.write_text("weights", encoding="utf-8")
     folder.take_back()
     assert list(folder.path.iterdir()) == [own]
-    own.unlink()
-    folder.begin()
-    folder.take_back()
-    assert not folder.path.exists()
+    alone = ExperimentDir(str(tmp_path / "alone"), "explain")
+    alone.begin()
+    alone.take_back()
+    assert not alone.path.exists()
