@@ -51,9 +51,11 @@ def test_a_step_is_evaluated_again_after_a_rollback_has_removed_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     evaluated: list[int] = []
-    monkeypatch.setattr(
-        *(evaluator._Evaluator, "_report"), lambda self, step, _: evaluated.append(step)
-    )
+
+    def report(self: Any, step: int, _: Any) -> None:
+        evaluated.append(step)
+
+    monkeypatch.setattr(evaluator._Evaluator, "_report", report)
     subject: Any = object.__new__(evaluator._Evaluator)
     subject._done = set()
     subject._parts = SimpleNamespace(evaluation=SimpleNamespace(run=lambda: None))
