@@ -23,7 +23,6 @@ from rich.table import Table
 
 from strategies.common.errors import ExitCode, UsageError
 from strategies.common.files import new_folder
-from strategies.processes.forked_process import Process
 from strategies.processes.starter import ProcessStarter
 from trainers.cli import flags
 from trainers.config.config import Config
@@ -229,29 +228,24 @@ def _trained(config: Config) -> TrainingResult:
 
 
 def _run(arguments: Sequence[str]) -> tuple[int, str]:
-    """Runs a command line, and returns its exit code and the last error it printed."""
+    """Runs a command line, and returns its exit code and the last error it printed.
+
+    Prints its output, and forwards interrupts to it.
+    """
     path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-m", "trainers.main", *arguments]
     error = ""
     environment = {**os.environ, "PYTHONPATH": path}
     with started(command, subprocess.PIPE, environment, ProcessStarter()) as process:
-        for line in _lines(process):
-            # Not with rich, which shows each line as a separate table in a notebook.
-            sys.stdout.write(f"{line}\n")
-            sys.stdout.flush()
-            if line.startswith("error: "):
-                error = line.removeprefix("error: ")
-        return process.wait(), error
-
-
-def _lines(process: Process) -> Iterator[str]:
-    """Yields the lines that a process prints, to its end; forwards interrupts."""
-    while True:
-        try:
-            line = process.stdout.readline() if process.stdout else ""
-        except KeyboardInterrupt:
-            process.send_signal(signal.SIGINT)
-            continue
-        if not line:
-            return
-        yield line.rstrip("\n")
+        while True:
+            try:
+                line = process.stdout.readline() if process.stdout else ""
+                if not line:
+                    return process.wait(), error
+                if line.startswith("error: "):
+                    error = line.removeprefix("error: ").rstrip("\n")
+                # Not with rich, which shows each line as a table in a notebook.
+                sys.stdout.write(line)
+                sys.stdout.flush()
+            except KeyboardInterrupt:
+                process.send_signal(signal.SIGINT)

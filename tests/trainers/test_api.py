@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pathlib
 import shutil
 import signal
 import sys
+from unittest import mock
 
 import keras
 import nbformat
@@ -17,6 +19,7 @@ from rich.console import Console
 import trainers
 from strategies.common.errors import UsageError
 from tests import processes
+from trainers import api
 
 # A compilation takes longer than these steps.
 SMALL = trainers.configure(
@@ -101,6 +104,34 @@ def test_an_interrupt_ends_the_run_after_a_checkpoint(tmp_path: pathlib.Path) ->
     assert words[:2] == ["status", "preempted"]
     assert int(words[2]) > 0
     assert (tmp_path / "run" / "checkpoints").is_dir()
+
+
+class _Interrupted(io.StringIO):
+    """Output that interrupts whoever writes the first line."""
+
+    interrupts = 1
+
+    def write(self, text: str) -> int:
+        if self.interrupts:
+            self.interrupts = 0
+            raise KeyboardInterrupt
+        return super().write(text)
+
+
+def test_an_interrupt_while_a_line_is_printed_goes_to_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ends: list[BaseException | int] = [KeyboardInterrupt(), 130]
+    process = mock.Mock(stdout=io.StringIO("one\nerror: two\n"))
+    process.wait.side_effect = ends
+    monkeypatch.setattr(
+        api, "started", lambda *_: contextlib.nullcontext(enter_result=process)
+    )
+    output = _Interrupted()
+    monkeypatch.setattr(sys, "stdout", output)
+    assert api._run([]) == (130, "two")
+    assert process.send_signal.call_args_list == [mock.call(signal.SIGINT)] * 2
+    assert output.getvalue() == "error: two\n"
 
 
 @pytest.mark.exhaustive
