@@ -27,7 +27,7 @@ from absl import flags
 
 from strategies.common.errors import ExitCode, UsageError
 from strategies.common.files import check_writable
-from strategies.common.native_log import native_log_hidden
+from strategies.common.native_log import native_log_hidden, prepare_standard_streams
 from trainers.cli.tool import run_tool, tool_flags
 
 # All samples are in memory at once: 5 int64, 40 bytes each.
@@ -160,4 +160,5 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    prepare_standard_streams()
     sys.exit(main(sys.argv))

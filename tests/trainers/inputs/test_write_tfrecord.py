@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 
@@ -165,6 +166,20 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path):
     with pytest.raises(ValueError, match="zip"):
         write_tfrecord.write(tmp_path / "train.tfrecord", samples, too_few)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_closed_stream_for_errors_changes_nothing(tmp_path):
+    path = tmp_path / "train.tfrecord"
+    line = [sys.executable, "-m", "trainers.write_tfrecord", "--num_examples=3"]
+    done = subprocess.run(
+        f"{shlex.join([*line, f'--path={path}'])} 2>&-",
+        shell=True,
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert len(list(tf.data.TFRecordDataset(str(path)))) == 3
 
 
 def test_help_states_the_rule_and_the_flags():
