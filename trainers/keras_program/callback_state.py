@@ -194,7 +194,8 @@ def models_written_after(
 def observes_batches(callback: keras.callbacks.Callback) -> bool:
     """Returns whether a callback has something to do at every batch."""
     if isinstance(callback, _OF_EPOCHS_BY_DEFAULT):
-        every = getattr(callback, "save_freq", None) or callback.update_freq
+        is_saver = isinstance(callback, keras.callbacks.ModelCheckpoint)
+        every = callback.save_freq if is_saver else callback.update_freq
         if every != "epoch" or profiles_batches(callback):
             return True
     return _has_any(callback, _BATCH_METHODS)

@@ -205,6 +205,12 @@ def test_a_subclass_observes_the_batches_that_its_class_does_not(
     assert observes_test_batches(counting)
 
 
+def test_a_checkpoint_at_every_batch_observes_them() -> None:
+    # Keras takes 0 for 1.
+    every = keras.callbacks.ModelCheckpoint("unused.keras", save_freq=0)
+    assert observes_batches(every)
+
+
 def test_a_callback_that_profiles_batches_observes_them() -> None:
     board = keras.callbacks.TensorBoard("unused", profile_batch=(2, 3))
     assert observes_batches(board)
