@@ -23,9 +23,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from absl import flags
 
-from strategies.common.errors import ExitCode
+from strategies.common.errors import ExitCode, UsageError, is_out_of_memory
 from strategies.common.native_log import native_log_hidden, prepare_standard_streams
-from strategies.common.text import table_lines
+from strategies.common.text import one_line, table_lines
 from strategies.devices.parsing import DeviceChoice, parse_devices
 from trainers.cli.tool import run_tool, tool_flags
 
@@ -208,10 +208,22 @@ def run(values: flags.FlagValues) -> ExitCode:
       DONE, or DIFFERENT if results do not agree.
 
     Raises:
-      UsageError: A device is missing.
+      UsageError: A device is missing, or matrices do not fit into memory.
     """
     listed = values.devices.split(",") if values.devices is not None else ()
     devices = _take_devices(parse_devices(listed, values.soft_placement))
+    try:
+        return _compare(values, devices)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UsageError(
+            f"--size={values.size} does not fit into memory ({one_line(error)[:200]}): "
+            "lower it."
+        ) from error
+
+
+def _compare(values: flags.FlagValues, devices: Sequence[str]) -> ExitCode:
     # A^n + B^n needs at least two matrices.
     count = max(2, len(devices))
     matrices = make_matrices(count, values.size, values.dtype, values.seed)

@@ -6,6 +6,7 @@ import pathlib
 import re
 import subprocess
 import sys
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import tensorflow as tf
 
 from strategies.common.private_apis.graphs import graphs_collected
 from tests import processes
+from trainers import matpow
 from trainers.matpow import (
     Measured,
     Task,
@@ -165,6 +167,19 @@ def test_wrong_use_is_one_line(
     assert line.startswith("error: ")
     assert named in line
     assert list(tmp_path.iterdir()) == []
+
+
+def test_matrices_that_do_not_fit_into_memory_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(matpow, "_take_devices", lambda choice: ["/device:CPU:0"])
+    full = MemoryError("Unable to allocate 4.00 GiB")
+    monkeypatch.setattr(matpow, "make_matrices", mock.Mock(side_effect=full))
+    assert main(["matpow", "--size=32768"]) == 2
+    assert capsys.readouterr().err == (
+        "error: --size=32768 does not fit into memory (Unable to allocate 4.00 GiB): "
+        "lower it.\n"
+    )
 
 
 def test_help_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
