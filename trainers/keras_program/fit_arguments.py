@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import numbers
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -91,28 +91,39 @@ def arguments_of_call(
     except TypeError as error:
         raise UsageError(f"fit {error}: give it what Keras's has.") from error
     bound.apply_defaults()
-    given = {name: bound.arguments[name] for name in _NAMES}
+    given = {name: bound.arguments[name] for name in _DEFAULTS}
     given["callbacks"] = _callbacks(given["callbacks"])
     for name, value in given.items():
         if isinstance(value, numbers.Integral):
             # Also NumPy's.
-            given[name] = value = int(value)
-        if name not in _FROM_ONE or value is None:
-            continue
-        if not isinstance(value, int) or value < 1:
-            raise UsageError(
-                f"fit({name}={shown(repr(value))}) is not accepted: give a whole "
-                "number from 1."
-            )
+            given[name] = int(value)
+    for name in (*_ANY_NUMBER, *_FROM_ONE):
+        _check_number(name, given[name])
     _limit(given)
     return FitArguments(**given)
 
 
+_ANY_NUMBER = ("epochs", "initial_epoch")
 _FROM_ONE = (
-    *("batch_size", "steps_per_epoch"),
+    *("batch_size", "steps_per_epoch", "validation_freq"),
     *("validation_steps", "validation_batch_size"),
 )
-_NAMES = tuple(field.name for field in dataclasses.fields(FitArguments))
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(FitArguments)}
+
+
+def _check_number(name: str, value: Any) -> None:
+    """Refuses all but numbers before the training, which would count with them."""
+    if value is None and _DEFAULTS[name] is None:
+        return
+    is_list = isinstance(value, Collection) and not isinstance(value, str)
+    if name == "validation_freq" and is_list:
+        return
+    if not isinstance(value, int) or (name in _FROM_ONE and value < 1):
+        least = " from 1" if name in _FROM_ONE else ""
+        raise UsageError(
+            f"fit({name}={shown(repr(value))}) is not accepted: give a whole "
+            f"number{least}."
+        )
 
 
 def _limit(given: dict[str, Any]) -> None:
