@@ -48,7 +48,8 @@ class Template:
           descriptors: Standard output and error, then a descriptor for each namespace.
 
         Raises:
-          OSError: The template has ended, or cannot take the request.
+          OSError: The template has ended, or cannot take the request, or the system
+            allows no further process.
           RuntimeError: The template has ended after it took the request. The process
             may run.
         """
@@ -56,11 +57,14 @@ class Template:
         with adopting_orphans():
             request.send(self._link, descriptors)
             try:
-                return self._answer()
+                answer = self._answer()
             except OSError as error:
                 raise RuntimeError(
                     "the process that starts others was killed while it did so"
                 ) from error
+        if answer < 0:
+            raise OSError(-answer, os.strerror(-answer))
+        return answer
 
     def close(self) -> None:
         """Ends the template. The processes that it has started continue."""

@@ -12,6 +12,7 @@ forked once it has started its threads.
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib
 import io
@@ -107,13 +108,17 @@ def serve(connection: socket.socket) -> None:
 def _fork_for_parent(
     request: Request, descriptors: Sequence[int], connection: socket.socket
 ) -> int:
-    """Forks a process that loses its parent at once; returns its process ID."""
+    """Forks a process that loses its parent at once.
+
+    Returns:
+      Process ID; the negative number of an error if the system allows no process.
+    """
     reader, writer = os.pipe()
-    between = os.fork()
+    between = _fork()
     if between == 0:
         os.close(reader)
         between = os.getpid()
-        pid = os.fork()
+        pid = _fork()
         if pid == 0:
             os.close(writer)
             connection.close()
@@ -122,10 +127,20 @@ def _fork_for_parent(
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as answer:
+        if between < 0:
+            return between
         pid = int(answer.read())
     # The kernel hands over the children of a process before its end can be seen.
     os.waitpid(between, 0)
     return pid
+
+
+def _fork() -> int:
+    """Returns what `os.fork` does, or the negative number of its error."""
+    try:
+        return os.fork()
+    except OSError as error:
+        return -(error.errno or errno.EAGAIN)
 
 
 def _become(request: Request, descriptors: Sequence[int], between: int) -> NoReturn:

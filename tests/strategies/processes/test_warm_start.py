@@ -29,6 +29,18 @@ def preload():
     pass
 """
 
+# A module in whose process no other can be forked, or not from its children.
+CANNOT_FORK = """
+import errno, os
+fork, template = os.fork, os.getpid()
+def fail():
+    if {condition}:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    return fork()
+def preload():
+    os.fork = fail
+"""
+
 # A program that prints all that it can find out about its process.
 SHOW = """
 import json, os, random, signal, sys, threading
@@ -284,6 +296,20 @@ def test_without_its_template_a_process_is_started_as_a_program(
             os.kill(pid, signal.SIGKILL)
             wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
         assert shown(starter, program(folder, "show"))["imported_here"]
+
+
+@pytest.mark.parametrize("condition", ["True", "os.getpid() != template"])
+def test_a_template_that_cannot_fork_says_so_and_goes_on(
+    condition: str, folder: pathlib.Path
+) -> None:
+    """As at the limit of processes, where the requesting process fails as well."""
+    module = CANNOT_FORK.format(condition=condition)
+    (folder / "cannot_fork.py").write_text(module, encoding="utf-8")
+    with WarmStarter("cannot_fork") as starter:
+        for _ in range(2):
+            assert shown(starter, program(folder, "show"))["imported_here"]
+        (pid,) = starter.template_pids()
+        assert psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def test_another_command_is_started_as_a_program(
