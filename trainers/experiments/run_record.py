@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 import pathlib
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,12 @@ from trainers.run_dir.run_dir import RunDir
 # Deterministic outcomes: a rerun would end the same way.
 _FINAL = ("completed", "diverged")
 _ALWAYS = ("eval_loss", "eval_accuracy")
+# The seconds of a run that was interrupted are those of its last process, and what was
+# measured from outside includes steps that were lost.
+_OF_THE_WHOLE_RUN = (
+    *("startup_seconds", "trace_seconds", "train_seconds", "wall_seconds"),
+    *("seconds_to_target_accuracy", "loopback_mib"),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,6 +64,14 @@ class Run:
         """True if the training completed, also if the program failed after it."""
         return self.is_completed or bool(self.result.get("failed_after_fit"))
 
+    @property
+    def was_interrupted(self) -> bool:
+        """True if tasks were started again, or the run was stopped and continued."""
+        found = (_at(row, "seconds", "train") for row in self.metrics)
+        seconds = [value for value in found if value is not None]
+        # A process counts its time from zero.
+        return bool(self.result.get("restarts")) or seconds != sorted(seconds)
+
     def figures(self, target_accuracy: float | None) -> dict[str, float | None]:
         """Returns every metric by name; None where it was not measured.
 
@@ -83,6 +98,8 @@ class Run:
             "loopback_mib": _number(self.measured.get("loopback_mib")),
             "mean_staleness": _at(result, "staleness", "mean"),
         }
+        if self.was_interrupted:
+            values |= dict.fromkeys(_OF_THE_WHOLE_RUN)
         # Metrics of a run that diverged or failed would not be comparable.
         return values if self.is_completed else dict.fromkeys(values)
 
@@ -204,8 +221,10 @@ def _why_no_result(measured: Mapping[str, Any], log: pathlib.Path | None) -> str
     code = measured.get("exit_code")
     if code is None:
         return "it has no result.json that can be read"
-    ended = f"it ended with exit code {code} and left no result"
-    return _reason(ended, log)
+    # A negative one is the signal that has ended it. The file may hold anything.
+    name = {str(-number): number.name for number in signal.Signals}.get(str(code))
+    how = f"was ended by {name}" if name else f"ended with exit code {code}"
+    return _reason(f"it {how} and left no result", log)
 
 
 def _reason(otherwise: str, log: pathlib.Path | None) -> str:

@@ -190,7 +190,9 @@ class Execution:
             self.folder.take_back()
             raise UsageError(failed.run.reason)
         self.console.fail(f"{name} {failed.run.status}: {failed.run.reason}")
-        # A negative one is the signal that has killed the run.
+        if failed.exit_code < 0:
+            # Of a signal, such as that of the kernel for lack of memory: no bug.
+            return ExitCode.PEER_LOST
         is_known = failed.exit_code in [code for code in ExitCode if code]
         return ExitCode(failed.exit_code) if is_known else ExitCode.BUG
 

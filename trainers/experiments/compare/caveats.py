@@ -32,6 +32,12 @@ def remarks_on(
             if not run.is_completed:
                 why = f": {run.reason.rstrip('.')}" if run.reason else ""
                 remarks.append(f"{arm} with seed {run.seed}: {run.status}{why}.")
+            elif run.was_interrupted:
+                remarks.append(
+                    f"{arm} with seed {run.seed} was interrupted and continued: its "
+                    "speed is that of its last process, and it has no times of the "
+                    "whole run."
+                )
     completed = {a: sum(r.is_completed for r in runs) for a, runs in by_arm.items()}
     few = [arm for arm, count in completed.items() if 0 < count < FEWEST_SEEDS]
     if few:
@@ -48,7 +54,11 @@ def remarks_on_target(by_arm: RunsByArm, accuracy: float | None) -> list[str]:
         return []
     remarks = []
     for arm, runs in by_arm.items():
-        completed = [run.figures(accuracy) for run in runs if run.is_completed]
+        completed = [
+            run.figures(accuracy)
+            for run in runs
+            if run.is_completed and not run.was_interrupted
+        ]
         seconds = [found["seconds_to_target_accuracy"] for found in completed]
         if None in seconds:
             num_reached = len(seconds) - seconds.count(None)

@@ -117,6 +117,11 @@ def _name_rows(axes: Axes, runs: RunsByArm) -> None:
 def _draw_time(figure: Figure, runs: RunsByArm) -> None:
     """Draws the mean seconds of a run over seeds, by kind of work."""
     axes = figure.subplots()
+    # Unless there is no other, without those whose seconds are of their last process.
+    runs = {
+        arm: [run for run in each if not run.was_interrupted] or each
+        for arm, each in runs.items()
+    }
     rows, left = np.arange(len(runs)) + 1, np.zeros(len(runs))
     for phase, colour in zip((*_PHASES, "rest"), COLOURS, strict=True):
         seconds = [[_seconds(phase, run) for run in each] for each in runs.values()]

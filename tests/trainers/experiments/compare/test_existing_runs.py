@@ -228,6 +228,40 @@ def test_time_to_a_target_is_that_of_the_first_evaluation_above_it(
     assert seconds == pytest.approx([0.9, 1.5])
 
 
+@pytest.mark.parametrize("how", ["restarted", "resumed"])
+def test_times_of_a_run_that_was_interrupted_are_left_out(
+    tmp_path: pathlib.Path, how: str
+) -> None:
+    """A process counts its seconds from zero, and reaches the target later on."""
+    measured = {"wall_seconds": 9.0, "peak_memory_mib": 800.0}
+    one = make_arm(tmp_path / "one", SPEEDS, measured=measured)
+    two = make_arm(tmp_path / "two", SPEEDS, strategy="tower", measured=measured)
+    path = tmp_path / "two" / "seed-3"
+    if how == "restarted":
+        result = json.loads((path / "result.json").read_text())
+        (path / "result.json").write_text(json.dumps({**result, "restarts": 1}))
+    else:
+        rows = (path / "metrics.jsonl").read_text()
+        rows = rows.replace('"train": 1.0', '"train": 0.3')
+        (path / "metrics.jsonl").write_text(rows)
+    target = ("--set=comparison.target_accuracy=0.6",)
+    assert compare(tmp_path, one, two, flags=target, has_charts=True) == 0
+    conclusion = concluded(tmp_path)
+    (figures,) = (
+        run["figures"] for run in conclusion["arms"][1]["runs"] if run["seed"] == 3
+    )
+    for name in ("seconds_to_target_accuracy", "train_seconds", "wall_seconds"):
+        assert figures[name] is None
+    assert figures["examples_per_second"] == SPEEDS[3]
+    remarks = [remark for remark in conclusion["remarks"] if "seed 3" in remark]
+    assert remarks == [
+        "two with seed 3 was interrupted and continued: its speed is that of its last "
+        "process, and it has no times of the whole run."
+    ]
+    # It reached the target, at a time that nobody has measured.
+    assert not any("reached the target" in r for r in conclusion["remarks"])
+
+
 def test_curves_are_read_from_lines_that_share_a_step(tmp_path: pathlib.Path) -> None:
     run = read_run(make_run(tmp_path / "run", seed=0), arm="arm", seed=0)
     assert run.curve("train_loss") == {10: 0.1, 20: 0.05}

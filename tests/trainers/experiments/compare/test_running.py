@@ -197,7 +197,7 @@ def test_arms_that_diverge_crash_or_are_refused_are_reported_beside_the_others(
     # Sleeping may take longer, never less.
     assert runs["fine"]["figures"]["step_milliseconds_p50"] >= 20
     assert "nccl" in runs["refused"]["reason"]
-    assert "exit code -9" in runs["killed"]["reason"]
+    assert "it was ended by SIGKILL" in runs["killed"]["reason"]
     assert "training has diverged" in runs["wild"]["reason"]
     assert len(conclusion["remarks"]) >= 3
 
