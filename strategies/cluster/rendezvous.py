@@ -128,7 +128,7 @@ def wait_for_tasks(
         found = for_each(missing, is_listening)
         missing = {t: a for t, a in missing.items() if not found[t]}
         if missing and time.monotonic() > deadline:
-            names = ", ".join(f"{task} at {at}" for task, at in missing.items())
+            names = ", ".join(f"{t} at {_in_words(a)}" for t, a in missing.items())
             raise ClusterIncompleteError(
                 f"the cluster did not assemble within {seconds:g} s: {names} did not "
                 "start; see that task's log, or raise "
@@ -136,6 +136,11 @@ def wait_for_tasks(
             )
         if missing:
             time.sleep(_POLL_SECONDS)
+
+
+def _in_words(address: str) -> str:
+    unknown = " (a host name that is not known here)"
+    return address if sockets_of(address) else address + unknown
 
 
 def wait_for_cluster(cluster: Cluster, seconds: float) -> None:

@@ -11,7 +11,7 @@ from strategies.cluster import node_info, rendezvous
 from strategies.cluster.probes import is_listening
 from strategies.cluster.rendezvous import bound_socket, hold_port, wait_for_tasks
 from strategies.cluster.spec import Cluster
-from strategies.common.errors import UsageError
+from strategies.common.errors import ClusterIncompleteError, UsageError
 from strategies.launcher.launch_config import local_cluster
 
 _HAS_IPV6 = socket.has_dualstack_ipv6()
@@ -115,3 +115,14 @@ def test_questions_arrive_by_udp_as_well(host: str) -> None:
         answering.settimeout(10)
         asking.sendto(b"question", ("127.0.0.1", port))
         assert answering.recv(100) == b"question"
+
+
+def test_a_host_that_is_not_known_is_named_among_those_that_did_not_come() -> None:
+    # RFC 2606 keeps this name from ever existing.
+    tasks = {"worker-1": "node.invalid:1", "worker-2": f"127.0.0.1:{_free_port()}"}
+    with pytest.raises(ClusterIncompleteError) as raised:
+        wait_for_tasks(tasks, seconds=0.0)
+    assert (
+        "worker-1 at node.invalid:1 (a host name that is not known here), worker-2 at "
+        f"{tasks['worker-2']} did not start"
+    ) in str(raised.value)
