@@ -302,7 +302,7 @@ def test_without_its_template_a_process_is_started_as_a_program(
 def test_a_template_that_cannot_fork_says_so_and_goes_on(
     condition: str, folder: pathlib.Path
 ) -> None:
-    """As at the limit of processes, where the requesting process fails as well."""
+    """Starts a program in its place, which fails as well at a limit of processes."""
     module = CANNOT_FORK.format(condition=condition)
     (folder / "cannot_fork.py").write_text(module, encoding="utf-8")
     with WarmStarter("cannot_fork") as starter:
