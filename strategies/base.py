@@ -220,6 +220,13 @@ class Strategy(abc.ABC):
         allows processes to arrive at very different times.
         """
 
+    def messages_of_all(self, message: bytes) -> Sequence[bytes]:
+        """Returns the messages of all processes that train together, by their rank.
+
+        All of them have to call this method, each with any message.
+        """
+        return [message]
+
     def wait_until_all_are_done(self) -> None:
         """Returns when no other process needs the messages of this one any more.
 

@@ -21,6 +21,7 @@ from strategies.cluster.resolver import resolver_of
 from strategies.cluster.spec import Cluster
 from strategies.cluster.startup_watchdog import StartUpWatchdog
 from strategies.collectives.chief_values import ChiefValues
+from strategies.collectives.gathering import gathered_messages
 from strategies.collectives.optimizer_shard import OptimizerShard
 from strategies.collectives.sharded_update import ShardedUpdate
 from strategies.collectives.update_exchange import SummedGradients, UpdateExchange
@@ -168,6 +169,9 @@ class MultiWorkerMirrored(Strategy):
     def average_replica_variables(self) -> None:
         if self._exchange is not None:
             self._exchange.average()
+
+    def messages_of_all(self, message: bytes) -> Sequence[bytes]:
+        return gathered_messages(self._strategy, message)[:: self._num_local]
 
     def wait_until_all_are_done(self) -> None:
         # A collective ends on one task while others still read its messages, and fails

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from strategies.inner_loop.replicated import sum_by_type
@@ -42,3 +43,23 @@ def gathered(
         return sum_by_type(context, rows)
 
     return strategy.run(on_each_replica)
+
+
+def gathered_messages(strategy: tf.distribute.Strategy, message: bytes) -> list[bytes]:
+    """Returns the message of the process of each replica, in the order of replicas.
+
+    All processes have to call this function, each with a message of any length.
+    """
+
+    def rows_of_all(own: np.ndarray) -> np.ndarray:
+        gather = tf.function(
+            lambda: gathered(strategy, lambda context: [tf.constant(own)]),
+            autograph=False,
+        )
+        return strategy.experimental_local_results(gather()[0])[0].numpy()
+
+    sizes = rows_of_all(np.array([len(message)], np.int64))[:, 0]
+    # Collectives sum no bytes, but integers of eight bytes.
+    padded = message.ljust(-(-int(sizes.max()) // 8) * 8, b"\0")
+    rows = rows_of_all(np.frombuffer(padded, np.int64))
+    return [row.tobytes()[:size] for row, size in zip(rows, sizes, strict=True)]

@@ -16,11 +16,15 @@ from trainers.reporting.result import hardware, versions
 # Versions in pyproject.toml; a test compares them.
 SUPPORTED = {"tensorflow": ("2.21",), "keras": ("3.12", "3.15")}
 
-# Settings that may differ between tasks of one training.
+# Settings that may differ between tasks of one training: of a machine, such as paths,
+# of a process, or of the chief alone.
 _MAY_DIFFER = {
-    *("verbose", "intra_op_threads", "inter_op_threads"),
-    *("memory_growth", "memory_limit_mib", "memory_fraction"),
+    *("verbose", "warm_start", "resume", "intra_op_threads", "inter_op_threads"),
+    *("devices", "memory_growth", "memory_limit_mib", "memory_fraction"),
+    *("data_path", "eval_data_path", "initial_weights", "script_arguments"),
     *("startup_timeout_seconds", "peer_timeout_seconds", "stop_timeout_seconds"),
+    *("stall_timeout_seconds", "log_device_placement", "keep_checkpoints"),
+    *("tensorboard_dir", "trackers", "tracker_experiment", "tracker_group"),
 }
 
 
@@ -29,7 +33,7 @@ def collect_node_info(config: Config) -> dict[str, Any]:
     found = hardware()
     return {
         "versions": versions(),
-        "source": _source_digest(),
+        "source": source_digest(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_mib": found["memory_mib"],
         "gpus": found["gpus"],
@@ -98,7 +102,8 @@ def _part(card: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return part if isinstance(part, dict) else {}
 
 
-def _source_digest() -> str:
+def source_digest() -> str:
+    """Returns a digest of this program's source."""
     root = pathlib.Path(__file__).parents[2]
     digest = hashlib.sha256()
     for package in ("models", "strategies", "trainers"):

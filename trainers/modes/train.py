@@ -26,6 +26,7 @@ from trainers.loop.builder import assemble, create_strategy
 from trainers.loop.parts import TrainingParts
 from trainers.loop.timing import Clock
 from trainers.modes.keras_training import KerasTraining
+from trainers.modes.same_command import require_same_command, require_same_data
 from trainers.modes.training_run import TrainingRun
 from trainers.reporting.metrics import RunMetrics
 from trainers.reporting.null_reporter import NullReporter
@@ -90,9 +91,13 @@ class TrainingTask:
         self._folder = RunDir(pathlib.Path(config.run.run_dir or ""))
         if cluster.is_chief:
             self._folder = folder = TrainingDir(config)
-            self.config = config = folder.with_decisions(config)
+            self.config = folder.with_decisions(config)
         self._tracking = Tracking(config.tracking, console)
         self.strategy = create_strategy(config, cluster)
+        traits = self.strategy.traits
+        self._is_compared = traits.loops_together and not has_launcher()
+        if self._is_compared:
+            require_same_command(config, cluster, self.strategy, console)
         self._errors = WriteErrorReporter(console, "they see that the chief is gone")
         self._watchdog = Watchdog(
             config.guard.stall_timeout_seconds,
@@ -102,7 +107,7 @@ class TrainingTask:
         )
         self._clock = Clock(self._watchdog.note)
         # One object for all calls of `fit`, because a request may come between two.
-        self._signals = PreemptionSignals(self.strategy.traits.loops_together)
+        self._signals = PreemptionSignals(traits.loops_together)
         # Of the first training of several; later ones begin with trained weights.
         self._origin: Origin | None = None
         self._guards = contextlib.ExitStack()
@@ -119,6 +124,8 @@ class TrainingTask:
 
         The parts are under this task's strategy; only a program has epochs.
         """
+        if self._is_compared:
+            require_same_data(parts, self.cluster, self.console)
         phases = None
         if self.config.report.step_phases:
             phases = PhaseMeter(self.cluster.task, parts, self._clock)

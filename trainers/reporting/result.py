@@ -64,12 +64,13 @@ class Origin(NamedTuple):
         is_program = parts.config.model.script is not None
         return cls(
             weights_sha256=weights_sha256(parts.model),
-            examples_sha256=_examples_sha256(parts.data) if is_program else None,
+            examples_sha256=examples_sha256(parts.data) if is_program else None,
             commit=code_version(),
         )
 
 
-def _examples_sha256(data: Data) -> str:
+def examples_sha256(data: Data) -> str:
+    """Returns a digest of the first examples to look at."""
     digest = hashlib.sha256()
     few = first_examples(data.to_look_at, _DIGESTED_EXAMPLES)
     for rows in tf.nest.flatten(few):

@@ -1,0 +1,100 @@
+"""Checks that tasks which were started one by one do the same training.
+
+A worker with another learning rate, seed or data would train another model, and nothing
+would show it. Tasks of a launcher have one command and one machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from strategies.base import Strategy
+from strategies.cluster.spec import Cluster
+from strategies.common.console import Console
+from strategies.common.errors import UsageError
+from trainers.config.config import Config
+from trainers.inputs.sources import StreamedSource
+from trainers.loop.parts import TrainingParts
+from trainers.modes.node_card import differences, source_digest
+from trainers.reporting.result import examples_sha256, versions
+
+# The folder of the chief counts. Of a program, it may be another on each machine, as
+# its working directory.
+_OF_THE_CHIEF = "run_dir"
+
+
+def require_same_command(
+    config: Config, cluster: Cluster, strategy: Strategy, console: Console
+) -> None:
+    """Checks that all tasks that train together have the same settings and versions.
+
+    All of them have to call this function, before any other collective.
+
+    Raises:
+      UsageError: Another task has other settings, or another version of TensorFlow or
+        Keras. Every task raises it.
+    """
+    settings = config.to_dict()
+    del settings[_OF_THE_CHIEF]
+    own = {"versions": versions(), "source": source_digest(), "settings": settings}
+    problems = []
+    for task, theirs, ours in _of_others(own, cluster, strategy):
+        for kind, words in differences(task, theirs, ours):
+            if kind == "problem":
+                problems.append(words)
+            elif cluster.is_chief:
+                console.warn(words)
+    _refuse(problems, strategy)
+
+
+def require_same_data(parts: TrainingParts, cluster: Cluster, console: Console) -> None:
+    """Checks that all tasks that train together have equally many examples.
+
+    All of them have to call this function. The chief warns if the first examples
+    differ, which are random in some programs.
+
+    Raises:
+      UsageError: Another task has more or fewer examples. Every task raises it.
+    """
+    data = parts.data
+    sizes = [int(each.num_examples) for each in (data.train, data.evaluation)]
+    # Examples of a stream would be taken from it.
+    is_stream = isinstance(data.to_look_at, StreamedSource)
+    own = {"sizes": sizes, "first": None if is_stream else examples_sha256(data)}
+    problems = []
+    for task, theirs, ours in _of_others(own, cluster, parts.strategy):
+        if theirs["sizes"] != ours["sizes"]:
+            trained, held_out = theirs["sizes"]
+            problems.append(
+                f"{task} has {trained:,} examples to train on and {held_out:,} held "
+                f"out, and this task {sizes[0]:,} and {sizes[1]:,}: give every task "
+                "the same data."
+            )
+        elif theirs["first"] != ours["first"] and cluster.is_chief:
+            console.warn(
+                f"{task} has other examples than this task: unless they are drawn at "
+                "random, give every task the same data."
+            )
+    _refuse(problems, parts.strategy)
+
+
+def _of_others(
+    own: Mapping[str, Any], cluster: Cluster, strategy: Strategy
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yields the name of each task with another message, its message, and the own."""
+    message = json.dumps(own).encode()
+    names = {address: task for task, address in cluster.tasks().items()}
+    of_all = strategy.messages_of_all(message)
+    for address, other in zip(cluster.computing, of_all, strict=True):
+        if other != message:
+            yield names[address], json.loads(other), json.loads(message)
+
+
+def _refuse(problems: list[str], strategy: Strategy) -> None:
+    if problems:
+        # Another task may still read this one's message.
+        strategy.wait_until_all_are_done()
+        strategy.close()
+        raise UsageError(problems[0])
