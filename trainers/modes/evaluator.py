@@ -10,15 +10,20 @@ import contextlib
 import math
 import pathlib
 import time
+from collections.abc import Callable
 
 import tensorflow as tf
 
 from models.objective import as_scalars
 from strategies.cluster.probes import PeerProbe
-from strategies.cluster.rendezvous import wait_for_tasks
+from strategies.cluster.rendezvous import hold_port, wait_for_tasks
 from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
-from strategies.common.errors import ExitCode, PeerLostError
+from strategies.common.errors import (
+    ClusterIncompleteError,
+    ExitCode,
+    PeerLostError,
+)
 from strategies.common.write_errors import WriteErrorReporter
 from trainers.config.config import Config
 from trainers.fault_tolerance.preemption import PreemptionSignals
@@ -42,11 +47,18 @@ def evaluator(config: Config, cluster: Cluster, console: Console) -> int:
     """Evaluates every checkpoint until the run ends, and returns its exit code.
 
     Raises:
-      UsageError: The configuration cannot be run.
+      UsageError: The configuration cannot be run, or another process has the address of
+        this task.
       ClusterIncompleteError: The chief did not start in time.
       PeerLostError: The chief is dead or unresponsive and has not written how the run
         ended.
     """
+    # Nobody connects to it. Without it, a second evaluator would write the same points.
+    with hold_port(cluster):
+        return _evaluate_to_the_end(config, cluster, console)
+
+
+def _evaluate_to_the_end(config: Config, cluster: Cluster, console: Console) -> int:
     folder = RunDir(
         pathlib.Path(config.run.run_dir or ""), config.tracking.tensorboard_dir
     )
@@ -55,13 +67,11 @@ def evaluator(config: Config, cluster: Cluster, console: Console) -> int:
     alone = create_strategy(Config(), Cluster())
     evaluator = _Evaluator(assemble(config, alone), folder, console)
     with PreemptionSignals() as signals:
-        wait_for_tasks(
-            chief.addresses,
-            config.strategy.startup_timeout_seconds,
-            lambda: signals.requested or chief.has_ended(),
+        exit_code = chief.wait(
+            config.strategy.startup_timeout_seconds, lambda: signals.requested
         )
         while not signals.requested:
-            exit_code = chief.exit_code()
+            exit_code = chief.exit_code() if exit_code is None else exit_code
             # Includes checkpoints written just before the end, because the exit code
             # was read first.
             evaluator.evaluate_new(signals)
@@ -89,6 +99,26 @@ class _Chief:
         # A shutdown file from before a resumption does not end this run.
         self._before = self._written()
 
+    def wait(self, seconds: float, stop_requested: Callable[[], bool]) -> int | None:
+        """Waits until the chief has started.
+
+        Returns:
+          The exit code of a run that ended before this task was started again.
+
+        Raises:
+          ClusterIncompleteError: The chief did not start, and the run is not over.
+        """
+        try:
+            wait_for_tasks(
+                self.addresses, seconds, lambda: stop_requested() or self.has_ended()
+            )
+        except ClusterIncompleteError:
+            # Not before: an older result may be that of a run that is about to go on.
+            if (exit_code := self.exit_code_in_result()) is None:
+                raise
+            return exit_code
+        return None
+
     def has_ended(self) -> bool:
         """Returns whether the chief has written a new shutdown file."""
         return self._written() not in (None, self._before)
@@ -109,11 +139,15 @@ class _Chief:
             self._needed.require()
         except PeerLostError:
             # A chief whose TF_CONFIG names no evaluator writes no shutdown file.
-            result = self._folder.read_result() or {}
-            if result.get("status") not in _EXIT_CODES:
+            if (exit_code := self.exit_code_in_result()) is None:
                 raise
-            return _EXIT_CODES[result["status"]]
+            return exit_code
         return None
+
+    def exit_code_in_result(self) -> int | None:
+        """Returns the exit code of the run by its result.json; None if unknown."""
+        result = self._folder.read_result() or {}
+        return _EXIT_CODES.get(str(result.get("status")))
 
     def _written(self) -> tuple[int, int] | None:
         try:
