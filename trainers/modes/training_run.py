@@ -99,6 +99,10 @@ class TrainingRun:
             # Explains any failed write, if the folder is gone.
             reporter.require_folder()
             raise
+        except BaseException:
+            # Ctrl-C within the last export, which a run that is continued repeats.
+            status = "preempted" if status == "completed" else status
+            raise
         finally:
             # In `finally`: every end of a run writes a result, an unexpected exception
             # included.

@@ -20,7 +20,7 @@ from tests.processes import metrics_of, result_of, run, train
 from trainers.config.config import Config
 from trainers.config.used_settings import check_used
 from trainers.main import main
-from trainers.run_dir.export import Exports, read_keras
+from trainers.run_dir.export import LAST, Exports, read_keras
 
 EXPORT = ("--export=keras,saved_model", "--train_steps=60")
 EVERY = ("--eval_every_steps=20", "--checkpoint_every_steps=20")
@@ -124,6 +124,28 @@ def test_a_run_whose_last_export_does_not_fit_has_failed_and_can_go_on(
     )
     assert result_of(folder)["status"] == "failed"
     assert main([*given, "--resume=auto"]) == 0
+    assert (folder / "export" / "last.keras").is_file()
+
+
+def test_an_interrupted_last_export_is_made_when_the_run_is_continued(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(exports: Exports, name: str) -> None:
+        if name == LAST:
+            raise KeyboardInterrupt
+
+    folder = tmp_path / "run"
+    given = (
+        *("", "--model=mlp", "--jit_compile=off", "--export=keras"),
+        *("--train_steps=3", f"--run_dir={folder}"),
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(Exports, "write", interrupt)
+        assert main(given) == 130
+    assert result_of(folder)["status"] == "preempted"
+    assert main([*given, "--resume=auto"]) == 0
+    assert result_of(folder)["status"] == "completed"
     assert (folder / "export" / "last.keras").is_file()
 
 
