@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import inspect
 import os
 import runpy
@@ -50,16 +51,23 @@ def replaced_fit(fit: Callable[..., Any], writes: bool) -> Iterator[None]:
         yield
 
 
+# By this name it is another module than the attribute was before, and Keras imports it
+# so at the first export.
+_SAVED_MODEL = importlib.import_module("tensorflow.saved_model")
 _WRITERS = (
     (keras.Model, ("save", "save_weights", "export")),
     # The same by functions.
     (keras.saving, ("save_model", "save_weights")),
     (keras.models, ("save_model",)),
+    # `export` and `keras.export.ExportArchive` call it as well.
+    (_SAVED_MODEL, ("save",)),
 )
 _READERS = (
     (keras.Model, ("load_weights",)),
     (keras.saving, ("load_model", "load_weights")),
     (keras.models, ("load_model",)),
+    # So does `keras.layers.TFSMLayer`.
+    (_SAVED_MODEL, ("load",)),
 )
 
 
@@ -68,28 +76,39 @@ def _elsewhere(
 ) -> Callable[..., Any]:
     """Returns a function that writes and reads a model in a file of another folder.
 
-    It calls Keras's, which has an argument `filepath`. Files that have been written are
-    in `copies`, by the path that was given.
+    It calls Keras's or TensorFlow's, which has an argument `filepath` or `export_dir`.
+    Files that have been written are in `copies`, by the path that was given.
     """
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if name == "export":
-            # It takes seconds, and is for other programs.
-            return None
-        given = inspect.signature(original).bind(*args, **kwargs)
-        path = given.arguments["filepath"]
-        # An open file, such as one in memory, is this task's.
-        if isinstance(path, (str, os.PathLike)):
-            place = os.path.abspath(path)
-            if not name.startswith("load"):
-                own = os.path.join(folder, str(len(copies)), os.path.basename(place))
-                copies.setdefault(place, own)
-                os.makedirs(os.path.dirname(copies[place]), exist_ok=True)
-            given.arguments["filepath"] = copies.get(place, path)
+        signature = inspect.signature(original)
+        given = signature.bind(*args, **kwargs)
+        names = signature.parameters.keys() & {"filepath", "export_dir"}
+        for argument in names & given.arguments.keys():
+            path = given.arguments[argument]
+            # An open file, such as one in memory, is this task's.
+            if isinstance(path, (str, os.PathLike)):
+                is_read = name.startswith("load")
+                given.arguments[argument] = _own_path(path, folder, copies, is_read)
         return original(*given.args, **given.kwargs)
 
     return call
+
+
+def _own_path(
+    path: str | os.PathLike[str], folder: str, copies: dict[str, str], is_read: bool
+) -> str | os.PathLike[str]:
+    """Returns the path in a task's own folder; see `_elsewhere`."""
+    place = os.path.abspath(path)
+    # One function that is replaced may call another one.
+    if place in copies.values():
+        return path
+    if not is_read:
+        own = os.path.join(folder, str(len(copies)), os.path.basename(place))
+        copies.setdefault(place, own)
+        os.makedirs(os.path.dirname(copies[place]), exist_ok=True)
+    return copies.get(place, path)
 
 
 def run_script(path: str, arguments: Sequence[str]) -> None:
