@@ -99,7 +99,7 @@ def look_at(num_seeds: int, ranges: Sequence[tuple[int, int]]) -> Look:
 def _smallest_p_values(first_look: int, last_look: int, sides: int) -> np.ndarray:
     """Returns the sorted smallest p-values over all looks at simulated comparisons."""
     # Imported late: SciPy takes a second, which would delay an error message.
-    from scipy import stats
+    from scipy import special
 
     # The same p-values for the same looks, whenever they are computed.
     random = np.random.default_rng(0)
@@ -115,5 +115,6 @@ def _smallest_p_values(first_look: int, last_look: int, sides: int) -> np.ndarra
         variances = (squares - count * means * means) / (count - 1)
         errors = np.sqrt(variances / count)
         t = np.abs(means / errors) if sides == 2 else means / errors
-        np.minimum(smallest, sides * stats.t.sf(t, count - 1), out=smallest)
+        # The survival function of Student's t.
+        np.minimum(smallest, sides * special.stdtr(count - 1, -t), out=smallest)
     return np.sort(smallest)
