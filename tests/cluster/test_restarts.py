@@ -306,17 +306,17 @@ def test_a_signal_is_passed_on_before_the_launcher_looks_at_its_tasks_again(
     seconds_between_looks = 4.0
     monkeypatch.setattr(launcher, "_POLL_SECONDS", seconds_between_looks)
     moments: list[float] = []
-    tell = LaunchedTask.tell
+    forward = LaunchedTask.forward
 
     def record_and_call(self: LaunchedTask, number: int) -> None:
         moments.append(time.monotonic())
-        tell(self, number)
+        forward(self, number)
 
     def stop() -> None:
         moments.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(LaunchedTask, "tell", record_and_call)
+    monkeypatch.setattr(LaunchedTask, "forward", record_and_call)
     timer = threading.Timer(1.0, stop)
     timer.start()
     cluster = Cluster(tmp_path, {"worker-0": ["wait"], "worker-1": ["wait"]})

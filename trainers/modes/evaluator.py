@@ -114,9 +114,10 @@ class _Chief:
             )
         except ClusterIncompleteError:
             # Not before: an older result may be that of a run that is about to go on.
-            if (exit_code := self.exit_code_in_result()) is None:
+            by_result = self.exit_code_in_result()
+            if by_result is None:
                 raise
-            return exit_code
+            return by_result
         return None
 
     def has_ended(self) -> bool:
@@ -139,9 +140,10 @@ class _Chief:
             self._needed.require()
         except PeerLostError:
             # A chief whose TF_CONFIG names no evaluator writes no shutdown file.
-            if (exit_code := self.exit_code_in_result()) is None:
+            by_result = self.exit_code_in_result()
+            if by_result is None:
                 raise
-            return exit_code
+            return by_result
         return None
 
     def exit_code_in_result(self) -> int | None:
