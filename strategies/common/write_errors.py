@@ -8,14 +8,21 @@ from collections.abc import Callable
 
 from strategies.common.console import Console
 
+# Permission denied, operation not permitted.
+DENIALS = (errno.EACCES, errno.EPERM)
 # No space left, quota exceeded, file too large, input/output error, read-only.
-_NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+_NUMBERS = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS),
+    *DENIALS,
+)
 
 
 def disk_error(error: BaseException) -> str | None:
     """Returns the system's description of a disk error; None for any other error."""
     if isinstance(error, OSError):
-        if error.errno not in _NUMBERS:
+        # Not only files can be denied, but only files have names.
+        is_other = error.errno in DENIALS and error.filename is None
+        if error.errno not in _NUMBERS or is_other:
             return None
         # h5py quotes the words of the system in several lines of its own.
         words, text = os.strerror(error.errno), str(error.strerror)
@@ -26,6 +33,13 @@ def disk_error(error: BaseException) -> str | None:
     # posix_file_system.cc, `IOError`).
     text = str(error)
     return next((w for w in map(os.strerror, _NUMBERS) if f"; {w}" in text), None)
+
+
+def remedy_of(words: str) -> str:
+    """Returns what to do about a disk error, by its description."""
+    if words in map(os.strerror, DENIALS):
+        return "permit writing"
+    return "free space"
 
 
 class WriteErrorReporter:

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from strategies.common.console import Console
 from strategies.common.files import append_whole
-from strategies.common.write_errors import WriteErrorReporter, disk_error
+from strategies.common.write_errors import WriteErrorReporter, disk_error, remedy_of
 from tests import processes
 from tests.event_files import read_events
 from tests.fault_injection.scenario import assert_promise_holds
@@ -129,6 +129,18 @@ def test_the_words_of_the_system_are_taken_out_of_those_of_h5py() -> None:
     )
     assert disk_error(OSError(errno.ENOSPC, text)) == "No space left on device"
     assert disk_error(OSError(errno.EIO, "503, try again")) == "503, try again"
+
+
+def test_a_file_that_may_not_be_written_is_no_reason_to_end() -> None:
+    words = os.strerror(errno.EACCES)
+    denied = PermissionError(errno.EACCES, words, "run/metrics.jsonl")
+    # As TensorFlow 2.21 has it.
+    of_tensorflow = tf.errors.PermissionDeniedError(None, None, f"run/tb; {words}")
+    assert disk_error(denied) == disk_error(of_tensorflow) == words
+    assert remedy_of(words) == "permit writing"
+    assert remedy_of(os.strerror(errno.ENOSPC)) == "free space"
+    # Of a socket or a process, which has no name.
+    assert disk_error(PermissionError(errno.EACCES, words)) is None
 
 
 def test_other_errors_are_not_the_disk() -> None:

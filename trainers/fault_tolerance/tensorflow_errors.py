@@ -6,13 +6,14 @@ its layers keep the rows of a batch, and the content of a stream.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import re
 
 from strategies.common.errors import UsageError, is_out_of_memory
 from strategies.common.text import one_line
-from strategies.common.write_errors import disk_error
+from strategies.common.write_errors import disk_error, remedy_of
 from trainers.config.config import Config
 from trainers.model.xla_errors import compile_error
 
@@ -55,9 +56,12 @@ def _refusal(error: Exception, config: Config) -> UsageError | None:
     message = str(getattr(error, "original_exception", error))
     if (words := disk_error(error)) is not None:
         return UsageError(
-            f"a file cannot be written or read ({words}){_named(error)}: repair "
-            "the disk or free space on it, then start again, a run with --resume=auto."
+            f"a file cannot be written or read ({words}){_named(error)}: repair the "
+            f"disk or {remedy_of(words)} on it, then start again, a run with "
+            "--resume=auto."
         )
+    if (refused_by_limit := _limit(error)) is not None:
+        return refused_by_limit
     if label := _LABEL.search(message):
         return UsageError(
             f"the data has a label that is {label[1]}, and {config.model.name} has "
@@ -103,6 +107,24 @@ def _damaged_record(message: str, config: Config) -> UsageError | None:
     from trainers.inputs.tfrecord.dataset import damage_of
 
     return damage_of(config.data)
+
+
+def _limit(error: Exception) -> UsageError | None:
+    """Returns one line for a limit of the system on processes, threads or files."""
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return UsageError(
+            f"no further file or connection can be opened ({error.strerror}): raise "
+            "the limit (ulimit -n)."
+        )
+    # Of a lock on a file the number is the same, and the words are others.
+    is_process = str(getattr(error, "strerror", None)) == os.strerror(errno.EAGAIN)
+    # Python has no class for it.
+    if is_process or str(error) == "can't start new thread":
+        return UsageError(
+            f"no further process or thread can be started ({one_line(error)}): raise "
+            "the limit (ulimit -u, or that of the container), or start fewer tasks."
+        )
+    return None
 
 
 def _has_no_folder(error: Exception) -> bool:

@@ -13,7 +13,7 @@ from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
 from strategies.common.errors import DivergedError, NotSavedError
 from strategies.common.types import LoopFunction
-from strategies.common.write_errors import WriteErrorReporter, disk_error
+from strategies.common.write_errors import WriteErrorReporter, disk_error, remedy_of
 from trainers.fault_tolerance.rollback import Rollbacks
 from trainers.loop.evaluation import Evaluated
 from trainers.loop.loop import StepEvent
@@ -234,8 +234,8 @@ class Reporter(NullReporter):
             left = "none" if kept is None else f"that of step {kept}"
             raise NotSavedError(
                 *("the last checkpoint", self._saving.words),
-                f", and the newest in {self._folder.path} is {left}: free space on its "
-                "disk",
+                f", and the newest in {self._folder.path} is {left}: "
+                f"{remedy_of(self._saving.words)} on its disk",
             )
 
     def export_last(self) -> None:
@@ -243,7 +243,7 @@ class Reporter(NullReporter):
         if self._exporting.words is not None:
             raise NotSavedError(
                 *(f"{self._folder.exports}/{LAST}", self._exporting.words),
-                ": free space on its disk",
+                f": {remedy_of(self._exporting.words)} on its disk",
             )
 
     def _export(self, name: str) -> None:
@@ -277,8 +277,9 @@ class Reporter(NullReporter):
             # A failed run has already printed its cause, which may be the same disk.
             if status != "failed":
                 self._console.fail(
-                    f"result.json could not be written ({words}): free space on the "
-                    f"disk of {self._folder.path}, then finish with --resume=auto."
+                    f"result.json could not be written ({words}): {remedy_of(words)} "
+                    f"on the disk of {self._folder.path}, then finish with "
+                    "--resume=auto."
                 )
             return False
         return True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pathlib
 import tempfile
 
@@ -120,3 +122,29 @@ def test_a_system_without_room_for_temporary_files_is_named(
     with pytest.raises(FileNotFoundError) as raised:
         tempfile.gettempdir()
     assert "set TMPDIR to a folder" in str(refusal_of(raised.value, Config()))
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (OSError(errno.EMFILE, os.strerror(errno.EMFILE), "a"), "ulimit -n"),
+        (BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)), "ulimit -u"),
+        (RuntimeError("can't start new thread"), "ulimit -u"),
+        (
+            PermissionError(errno.EACCES, os.strerror(errno.EACCES), "a"),
+            "permit",
+        ),
+    ],
+    ids=repr,
+)
+def test_a_limit_or_permission_of_the_system_is_no_bug(
+    error: Exception, remedy: str
+) -> None:
+    assert remedy in str(refusal_of(error, Config()))
+
+
+def test_a_lock_or_a_denied_connection_is_no_limit() -> None:
+    locked = BlockingIOError(errno.EAGAIN, "Unable to open file (unable to lock file)")
+    denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    assert refusal_of(locked, Config()) is None
+    assert refusal_of(denied, Config()) is None
