@@ -190,11 +190,12 @@ class Execution:
             self.folder.take_back()
             raise UsageError(failed.run.reason)
         self.console.fail(f"{name} {failed.run.status}: {failed.run.reason}")
-        if failed.exit_code < 0:
-            # Of a signal, such as that of the kernel for lack of memory: no bug.
-            return ExitCode.PEER_LOST
-        is_known = failed.exit_code in [code for code in ExitCode if code]
-        return ExitCode(failed.exit_code) if is_known else ExitCode.BUG
+        was_signaled = failed.exit_code < 0
+        code = 128 - failed.exit_code if was_signaled else failed.exit_code
+        if code in [code for code in ExitCode if code]:
+            return ExitCode(code)
+        # A kill is no bug: the kernel's for lack of memory, or a person's.
+        return ExitCode.PEER_LOST if was_signaled else ExitCode.BUG
 
 
 def _with_own_settings(config: Config, run: Run) -> Config:
