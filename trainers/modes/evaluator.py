@@ -140,10 +140,9 @@ class _Chief:
             self._needed.require()
         except PeerLostError:
             # A chief whose TF_CONFIG names no evaluator writes no shutdown file.
-            by_result = self.exit_code_in_result()
-            if by_result is None:
+            if (in_result := self.exit_code_in_result()) is None:
                 raise
-            return by_result
+            return in_result
         return None
 
     def exit_code_in_result(self) -> int | None:
