@@ -41,6 +41,9 @@ PREDICT_PATIENCE_SECONDS = 290.0
 
 _SECONDS_BETWEEN_LOOKS = 0.01
 
+# Flags of runs whose evaluations nobody reads. Each task that trains traces one.
+NO_EVALUATION = ("--eval_every_steps=none", "--set=report.final_evaluation=false")
+
 # Its variables hide all of TensorFlow's own output, which a test looks for.
 _SETS_VARIABLES_ITSELF = "strategies.hello_cluster"
 

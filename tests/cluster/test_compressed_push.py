@@ -27,7 +27,7 @@ from tests.cluster.test_gradient_compression import (
     assert_error_feedback,
 )
 from tests.markers import chosen, further
-from tests.processes import metrics_so_far, result_of, train
+from tests.processes import NO_EVALUATION, metrics_so_far, result_of, train
 
 pytestmark = pytest.mark.cluster
 
@@ -157,7 +157,7 @@ def test_a_killed_worker_begins_without_an_error(tmp_path: pathlib.Path) -> None
     flags = (
         *SMALL,
         *("--gradient_compression=powersgd:2", "--train_steps=30"),
-        *("--checkpoint_every_steps=5", "--eval_every_steps=none"),
+        *("--checkpoint_every_steps=5", *NO_EVALUATION),
         *("--set=length.step_delay_milliseconds=50", "--steps_per_loop=1"),
     )
     run = tmp_path / "run"
@@ -186,7 +186,7 @@ def test_an_overflow_leaves_nothing_behind(
         *SERVERS,
         "--model=tests.trainers.user_code.half:by_policy",
         "--dataset=tests.trainers.user_code.half:data",
-        *("--train_steps=6", "--summary_every_steps=1", "--eval_every_steps=none"),
+        *("--train_steps=6", "--summary_every_steps=1", *NO_EVALUATION),
         "--set=report.histogram_every_steps=none",
         f"--gradient_compression={setting}",
     )

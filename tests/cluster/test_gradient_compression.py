@@ -26,7 +26,7 @@ from tests.cluster.compressed_sums import (
 from tests.cluster.test_averaged_parameters import assert_same_training, variables_of
 from tests.cluster.test_emulated_bandwidth import needs_networks, training
 from tests.markers import chosen, further
-from tests.processes import metrics_so_far, result_of, train
+from tests.processes import NO_EVALUATION, metrics_so_far, result_of, train
 from trainers.config.config import Config
 from trainers.experiments.verify.arms import is_comparable
 from trainers.inputs.shuffling import Order
@@ -41,7 +41,7 @@ LINEAR = (
     "--dataset=tests.cluster.linear_loss:data",
     *("--dtype=float64", "--optimizer=sgd", "--learning_rate=1"),
     *("--global_batch_size=4", f"--train_steps={NUM_STEPS}"),
-    *("--set=report.record_steps=true", "--eval_every_steps=none"),
+    *("--set=report.record_steps=true", *NO_EVALUATION),
     "--set=report.histogram_every_steps=none",
 )
 # Results are exact except for the order of sums of a few hundred products in double
@@ -346,7 +346,7 @@ def test_a_killed_worker_costs_no_error(tmp_path: pathlib.Path) -> None:
     flags = (
         *RESUMED,
         *("--gradient_compression=powersgd:2", "--train_steps=24"),
-        *("--checkpoint_every_steps=5", "--eval_every_steps=none"),
+        *("--checkpoint_every_steps=5", *NO_EVALUATION),
     )
     run = tmp_path / "run"
     slow = ("--set=length.step_delay_milliseconds=50", "--steps_per_loop=1")
@@ -380,7 +380,7 @@ def test_an_overflow_leaves_nothing_behind(
         *WORKERS,
         "--model=tests.trainers.user_code.half:by_policy",
         "--dataset=tests.trainers.user_code.half:data",
-        *("--train_steps=6", "--summary_every_steps=1", "--eval_every_steps=none"),
+        *("--train_steps=6", "--summary_every_steps=1", *NO_EVALUATION),
         "--set=report.histogram_every_steps=none",
         f"--gradient_compression={setting}",
     )

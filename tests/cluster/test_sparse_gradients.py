@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.event_files import read_events
-from tests.processes import metrics_of, train
+from tests.processes import NO_EVALUATION, metrics_of, train
 
 pytestmark = pytest.mark.cluster
 
@@ -128,7 +128,7 @@ def test_steps_of_one_call_may_use_different_numbers_of_rows(
     Every step uses another number of rows, and the last of ten batches is smaller.
     """
     one_call = (
-        *("--summary_every_steps=20", "--eval_every_steps=none"),
+        *("--summary_every_steps=20", *NO_EVALUATION),
         "--steps_per_loop=20",
     )
     result = train(tmp_path / "workers", *TWO_WORKERS, *FLAGS, *one_call)

@@ -31,7 +31,7 @@ FEWEST = {"multi_worker_mirrored": {}, "parameter_server": {"worker": 1}}
 CHIEFS = {"multi_worker_mirrored": "worker-0", "parameter_server": "chief-0"}
 SMALL = ("--model=mlp", "--hidden_units=8")
 # A picture of weights and an evaluation at steps are not the subject of these tests.
-QUIET = ("--eval_every_steps=none", "--set=report.histogram_every_steps=none")
+QUIET = (*processes.NO_EVALUATION, "--set=report.histogram_every_steps=none")
 LONG = (
     *SMALL,
     *QUIET,

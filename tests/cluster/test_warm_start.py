@@ -13,7 +13,7 @@ pytestmark = pytest.mark.cluster
 
 SHORT = (
     *("--model=mlp", "--hidden_units=8", "--train_steps=20"),
-    *("--eval_every_steps=none", "--set=report.histogram_every_steps=none"),
+    *(*processes.NO_EVALUATION, "--set=report.histogram_every_steps=none"),
 )
 
 

@@ -172,7 +172,7 @@ def test_xla_compiles_one_program_for_all_calls(tmp_path: pathlib.Path) -> None:
     """The run has an uneven last batch, calls of different lengths, and summaries."""
     done = processes.run(
         *("--model=mlp", "--hidden_units=8", "--train_steps=60", "--jit_compile=auto"),
-        *("--summary_every_steps=7", "--eval_every_steps=none"),
+        *("--summary_every_steps=7", *processes.NO_EVALUATION),
         f"--run_dir={tmp_path / 'run'}",
         XLA_FLAGS=f"--xla_dump_to={tmp_path / 'dump'}",
     )
@@ -223,7 +223,7 @@ def test_auto_decides_by_model_device_and_strategy(
 def test_a_resumed_run_keeps_the_decision_and_every_bit(tmp_path: pathlib.Path) -> None:
     flags = (
         *("--model=mlp", "--hidden_units=8", "--train_steps=40"),
-        *("--checkpoint_every_steps=15", "--eval_every_steps=none"),
+        *("--checkpoint_every_steps=15", *processes.NO_EVALUATION),
         "--set=report.histogram_every_steps=none",
     )
     whole, parts = tmp_path / "whole", tmp_path / "parts"

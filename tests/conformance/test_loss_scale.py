@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tests.conformance.harness import Layout, Outcome, Subject, small_config
 from tests.markers import further
-from tests.processes import copy_up_to, result_of, run, train
+from tests.processes import NO_EVALUATION, copy_up_to, result_of, run, train
 from tests.trainers.user_code import half
 from trainers.inputs.shuffling import Order
 from trainers.model.optimizers.loss_scale import needs_loss_scale
@@ -179,7 +179,7 @@ def test_a_layer_in_double_precision_is_trained() -> None:
 
 FLAGS = (
     *(f"--dataset={MODEL}:data", "--optimizer=sgd", f"--learning_rate={half.RATE}"),
-    *("--global_batch_size=12", "--train_steps=8", "--eval_every_steps=none"),
+    *("--global_batch_size=12", "--train_steps=8", *NO_EVALUATION),
     "--set=report.histogram_every_steps=none",
 )
 

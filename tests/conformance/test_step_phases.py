@@ -78,7 +78,7 @@ def train(folder: pathlib.Path, flags: tuple[str, ...], phases: bool) -> pathlib
         *flags,
         *("--model=mlp", "--hidden_units=16", "--train_steps=30"),
         *("--summary_every_steps=1", "--steps_per_loop=5"),
-        *("--eval_every_steps=none", "--set=report.histogram_every_steps=none"),
+        *(*processes.NO_EVALUATION, "--set=report.histogram_every_steps=none"),
         f"--set=report.step_phases={str(phases).lower()}",
     )
     return run

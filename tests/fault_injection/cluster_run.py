@@ -36,7 +36,7 @@ MIRRORED_STEPS = 120
 SHARDED = (
     *("--strategy=multi_worker_mirrored", "--shard_optimizer_state"),
     *("--model=mlp", "--hidden_units=512", "--emulated_bandwidth_mbit=5"),
-    *("--optimizer=adam", "--eval_every_steps=none", "--checkpoint_every_steps=5"),
+    *("--optimizer=adam", *processes.NO_EVALUATION, "--checkpoint_every_steps=5"),
     *("--summary_every_steps=1", "--set=report.histogram_every_steps=none"),
 )
 SHARDED_STEPS = 20

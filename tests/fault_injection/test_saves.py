@@ -37,7 +37,7 @@ def test_leftovers_go_when_a_run_begins_and_not_only_when_it_saves(
     folder = tmp_path / "run" / "checkpoints"
     flags = [
         *("main", "--model=mlp", "--hidden_units=8", "--jit_compile=off"),
-        *("--eval_every_steps=none", "--set=report.histogram_every_steps=none"),
+        *(*processes.NO_EVALUATION, "--set=report.histogram_every_steps=none"),
         f"--run_dir={tmp_path}/run",
     ]
     assert main([*flags, "--train_steps=1"]) == 0
@@ -69,7 +69,7 @@ def test_what_a_power_cut_leaves_is_in_order(tmp_path: pathlib.Path) -> None:
     command = [*strace, sys.executable, "-m", "trainers.main"]
     flags = (
         *("--model=mlp", "--train_steps=1", "--jit_compile=off"),
-        *("--eval_every_steps=none", "--set=report.histogram_every_steps=none"),
+        *(*processes.NO_EVALUATION, "--set=report.histogram_every_steps=none"),
     )
     with processes.started(
         *flags, f"--run_dir={tmp_path}/run", folder=tmp_path, begin=command

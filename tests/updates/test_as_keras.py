@@ -31,7 +31,7 @@ FLAGS = (
     *("--dtype=float64", f"--global_batch_size={GLOBAL_BATCH_SIZE}"),
     f"--checkpoint_every_steps={POINTS.step}",
     *(f"--set=report.keep_checkpoints={len(POINTS)}", "--summary_every_steps=1"),
-    *("--set=report.histogram_every_steps=none", "--eval_every_steps=none"),
+    *("--set=report.histogram_every_steps=none", *processes.NO_EVALUATION),
     # A case below asks for XLA, whose compilation takes longer than these steps.
     "--jit_compile=off",
 )

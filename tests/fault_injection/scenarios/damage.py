@@ -13,7 +13,7 @@ from tests.fault_injection.scenario import Scenario
 
 FLAGS = (
     *(*SMALL, "--train_steps=60", "--checkpoint_every_steps=20"),
-    "--eval_every_steps=none",
+    *processes.NO_EVALUATION,
 )
 NEWEST, BEFORE = "step-00000060", "step-00000040"
 DATA, INDEX = "variables.data-00000-of-00001", "variables.index"

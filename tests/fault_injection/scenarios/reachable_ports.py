@@ -24,7 +24,12 @@ _STRATEGIES = (
     ("--strategy=parameter_server", "--update=async", "--num_ps=2"),
     ("--strategy=parameter_server", "--update=sync"),
 )
-_LONG = ("--model=mlp", "--train_steps=1000000", "--checkpoint_every_steps=50")
+_LONG = (
+    *("--model=mlp", "--train_steps=1000000", "--checkpoint_every_steps=50"),
+    *(*processes.NO_EVALUATION, "--set=report.histogram_every_steps=none"),
+    # The delay leaves most of the processor to other tests.
+    "--set=length.step_delay_milliseconds=10",
+)
 # The number is TCP_LISTEN of Linux, include/net/tcp_states.h.
 _LISTENS = "0A"
 _MOST_SECONDS_UNTIL_NOTHING_IS_LEFT = 5.0

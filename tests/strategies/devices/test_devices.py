@@ -40,7 +40,7 @@ NO_GPU = pytest.mark.skipif(
 )
 SMALL_RUN = (
     *("--model=mlp", "--hidden_units=8", "--train_steps=3"),
-    *("--set=report.histogram_every_steps=none", "--eval_every_steps=none"),
+    *("--set=report.histogram_every_steps=none", *processes.NO_EVALUATION),
     # A compilation takes longer than these steps.
     "--jit_compile=off",
 )

@@ -28,7 +28,7 @@ DIVERGING = (
     "--on_divergence=rollback",
     "--checkpoint_every_steps=10",
     "--summary_every_steps=1",
-    "--eval_every_steps=none",
+    *processes.NO_EVALUATION,
     "--set=report.histogram_every_steps=none",
 )
 # A compilation takes longer than these steps.
