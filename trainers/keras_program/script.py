@@ -17,6 +17,10 @@ from typing import Any
 
 import keras
 
+# TensorFlow's attribute is another module before the first such import. Keras does one
+# when it exports a model.
+import tensorflow.saved_model as saved_model
+
 from strategies.common.errors import UsageError
 from strategies.common.private_apis.replaced import replaced
 from strategies.common.text import shown
@@ -60,14 +64,14 @@ _WRITERS = (
     (keras.saving, ("save_model", "save_weights")),
     (keras.models, ("save_model",)),
     # `export` and `keras.export.ExportArchive` call it as well.
-    (_SAVED_MODEL, ("save",)),
+    (saved_model, ("save",)),
 )
 _READERS = (
     (keras.Model, ("load_weights",)),
     (keras.saving, ("load_model", "load_weights")),
     (keras.models, ("load_model",)),
     # So does `keras.layers.TFSMLayer`.
-    (_SAVED_MODEL, ("load",)),
+    (saved_model, ("load",)),
 )
 
 
