@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -48,6 +48,7 @@ class ChiefCallbacks:
       observe_batches: True if a callback has something to do at every batch.
       observe_test_batches: The same at every batch of a validation.
       ask_to_stop: True if a callback has asked to stop the training.
+      own_variables: Variables beside the model that its steps read.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class ChiefCallbacks:
         self.observe_batches = any(map(observes_batches, given))
         self.observe_test_batches = any(map(observes_test_batches, given))
         self.ask_to_stop = False
+        self.own_variables: Sequence[tf.Variable] = ()
         self._parts = parts
         self._is_chief = is_chief
         self._are_given = bool(given)
@@ -150,7 +152,9 @@ class ChiefCallbacks:
         strategy: Strategy = self._parts.strategy
         # With the variables, so that all tasks stop after the same step.
         stop = tf.Variable(float(self._parts.model.stop_training))
-        strategy.broadcast_from_chief([*self._parts.state_variables(), stop])
+        strategy.broadcast_from_chief(
+            [*self._parts.state_variables(), *self.own_variables, stop]
+        )
         self.ask_to_stop = self._parts.model.stop_training = bool(stop.numpy())
 
     def share_all(self) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from models.objective import Objective
 from strategies.common.types import GlobalBatches
@@ -20,6 +21,9 @@ from trainers.reporting.metrics import MetricsWindow
 from trainers.run_dir.train_state import BEGUN, STOPPED
 from trainers.user_code.losses import CompiledObjective
 from trainers.user_code.own_step.objective import reported_names
+
+# Function from a graph to some of the variables that it reads.
+VariablesIn = Callable[[tf.Graph], Sequence[tf.Variable]]
 
 
 class Epochs:
@@ -42,8 +46,18 @@ class Epochs:
         parts: TrainingParts,
         is_chief: bool,
         fit: Callable[..., keras.callbacks.History] | None = None,
+        variables_in: VariablesIn = lambda graph: (),
     ):
-        """Calls no callback yet."""
+        """Calls no callback yet.
+
+        Args:
+          arguments: Arguments of `fit`.
+          parts: Parts of its training.
+          is_chief: True on the task that runs callbacks.
+          fit: See `Epochs`.
+          variables_in: Function from the graph of the steps to the variables of the
+            program's own that it reads.
+        """
         self.arguments = arguments
         self.fit = fit
         self.lengths = arguments.lengths(parts.order.steps_per_epoch)
@@ -52,6 +66,7 @@ class Epochs:
         self.window = MetricsWindow(parts.logs)
         self.is_stopped = False
         self._parts = parts
+        self._variables_in = variables_in
         self._is_final = False
         # True if callbacks have begun the next batch, perhaps in another process.
         self._is_begun = False
@@ -122,6 +137,15 @@ class Epochs:
             self._begin_epoch(self._epoch_of(self._step()))
             self._begin_batch()
         self.callbacks.share_all()
+
+    def follow(self, graph: tf.Graph) -> None:
+        """Shares variables of the program's own that the graph of the steps reads.
+
+        Called by all tasks after `begin`, when the steps have been traced.
+        """
+        self.callbacks.own_variables = self._variables_in(graph)
+        if self.callbacks.own_variables:
+            self.callbacks.share()
 
     def is_due_at_batch(self) -> bool:
         """Returns whether `end_batch` is to be called after the next step."""

@@ -40,6 +40,7 @@ from trainers.keras_program.left_out import (
     without_backup,
 )
 from trainers.keras_program.model import LentModel
+from trainers.keras_program.program_variables import ProgramVariables
 from trainers.keras_program.script import failure_of_script, replaced_fit, run_script
 from trainers.loop.builder import assemble_parts
 from trainers.loop.parts import Phase, TrainingParts
@@ -98,6 +99,7 @@ class Program:
         self._is_on_every_task = config.strategy.traits.loops_together
         # Model that is being trained.
         self._model: keras.Model | None = None
+        self._variables = ProgramVariables()
 
     def run(self) -> ExitCode:
         """Runs the program, and returns the exit code.
@@ -134,6 +136,7 @@ class Program:
                 replaced_fit(self._fit, writes=self._cluster.is_chief),
                 settings_left_out(self._warn),
                 variables_as_numbers(),
+                self._variables.noted(),
             ):
                 run_script(self._path, arguments)
         except BaseException as error:
@@ -200,7 +203,11 @@ class Program:
             if self._others_wait and self._cluster.is_chief:
                 self._tell(_TRAINS_AGAIN, ExitCode.DONE)
             self._others_wait = False
-            with errors_of_steps(), trained_as_traced(model):
+            with (
+                errors_of_steps(),
+                trained_as_traced(model),
+                self._variables.not_noted(),
+            ):
                 history, exit_code = self._train_model(
                     model, arguments, functools.partial(fit, model)
                 )
@@ -308,7 +315,9 @@ class Program:
             self._warn(lent.remark)
         parts = assemble_parts(config, self._strategy, data, spec, self._phase)
         self._num_fits += 1
-        epochs = Epochs(arguments, parts, self._cluster.is_chief, fit)
+        epochs = Epochs(
+            arguments, parts, self._cluster.is_chief, fit, self._variables.read_in
+        )
         for remark in (
             epochs.lengths.remark(epochs.num_steps),
             *(

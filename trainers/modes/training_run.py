@@ -159,6 +159,8 @@ class TrainingRun:
         self.metrics.clock.started()
         with self.metrics.clock.measure("trace"):
             graph = self.parts.loop_function.trace(batches)
+        if self.epochs is not None:
+            self.epochs.follow(graph)
         if self.metrics.phases is not None:
             self.metrics.phases.describe(graph)
         self.reporter.describe(graph)

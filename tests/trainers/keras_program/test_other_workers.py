@@ -7,18 +7,40 @@ import pathlib
 import keras
 import numpy as np
 import tensorflow as tf
+from keras import layers
 
+from trainers.keras_program.program_variables import ProgramVariables
 from trainers.keras_program.script import replaced_fit
+
+
+def test_variables_of_a_program_are_made_outside_of_its_fit() -> None:
+    """A strategy makes others, of which each worker may have its own values."""
+    variables = ProgramVariables()
+    with variables.noted():
+        own = [tf.Variable(float(value)) for value in range(20)]
+        unread = tf.Variable(2.0)
+        with variables.not_noted():
+            of_strategy = tf.Variable(3.0)
+    of_run = tf.Variable(4.0)
+
+    @tf.function(autograph=False)
+    def step() -> tf.Tensor:
+        return tf.add_n(own[::-1]) + tf.function(lambda: of_strategy + of_run)()
+
+    found = variables.read_in(step.get_concrete_function().graph)
+    # Each worker has to name them in the same order.
+    assert [*map(id, found)] == [*map(id, own)]
+    del unread
 
 
 def test_other_workers_load_what_they_have_exported(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "exported"
     module = tf.Module()
     module.seven = tf.Variable(7.0)
-    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    model = keras.Sequential([layers.Input((2,)), layers.Dense(1)])
     with replaced_fit(lambda *_: None, writes=False):
         model.export(path, verbose=False)
-        layer = keras.layers.TFSMLayer(path, call_endpoint="serve")
+        layer = layers.TFSMLayer(path, call_endpoint="serve")
         tf.saved_model.save(module, tmp_path / "module")
         assert tf.saved_model.load(tmp_path / "module").seven.numpy() == 7.0
     x = np.ones((3, 2), np.float32)

@@ -103,3 +103,39 @@ def test_a_worker_updates_only_weights_without_gradients(
     """The loss does not depend on the weights that the second worker has."""
     found = under(tmp_path, _UNUSED, *_WORKERS, "--shard_optimizer_state")
     assert_same(found, by_fit(tmp_path, _UNUSED))
+
+
+_OWN_VARIABLES = """
+import keras
+import numpy as np
+import tensorflow as tf
+
+random = np.random.default_rng(0)
+x = random.normal(size=(32, 4))
+y = random.normal(size=(32, 1))
+rate, factor = tf.Variable(0.1, dtype=tf.float64), keras.Variable(1.0, trainable=False)
+
+class Anneal(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        rate.assign(0.05)
+
+    def on_epoch_end(self, epoch, logs=None):
+        rate.assign(rate / 2)
+        factor.assign(factor + 1)
+
+def loss(labels, predictions):
+    return factor * keras.losses.mean_squared_error(labels, predictions)
+
+keras.utils.set_random_seed(0)
+for _ in range(2):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(lambda: rate), loss)
+    model.fit(x, y, batch_size=16, epochs=3, callbacks=[Anneal()])
+"""
+
+
+def test_variables_that_callbacks_set_are_equal_on_all_workers(
+    tmp_path: pathlib.Path,
+) -> None:
+    found = under(tmp_path, _OWN_VARIABLES, *_WORKERS)
+    assert_same(found, by_fit(tmp_path, _OWN_VARIABLES))
