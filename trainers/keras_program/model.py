@@ -28,7 +28,12 @@ from trainers.inputs.sources import Data
 from trainers.model.optimizers.loss_scale import wrapper_of
 from trainers.model.optimizers.several import SeveralOptimizers, inner_of, parts_of
 from trainers.user_code import PerBatchError, wrap_user_errors
-from trainers.user_code.checks import check_loop, check_states, has_own_step
+from trainers.user_code.checks import (
+    check_loaded,
+    check_loop,
+    check_states,
+    has_own_step,
+)
 from trainers.user_code.few_examples import few_examples
 from trainers.user_code.model import CustomModel, build_with
 from trainers.user_code.own_step.objective import OwnStep
@@ -86,6 +91,7 @@ class LentModel:
         objective = None
         with wrap_user_errors(self._flag):
             check_states(self.model)
+            check_loaded(self.model)
             check_loop(self.model)
             has_labels = bool(tf.nest.flatten(few().labels))
             is_own = has_own_step(self.model) or (

@@ -39,6 +39,24 @@ def check_states(model: keras.Model) -> None:
             )
 
 
+def check_loaded(model: keras.Model) -> None:
+    """Refuses a model with a layer that trains weights of a SavedModel.
+
+    Its functions have been traced with the variables of the file, in whose place a
+    strategy makes others: they would get no gradients.
+
+    Raises:
+      UsageError: There is one.
+    """
+    for layer in flat_layers(model):
+        if isinstance(layer, keras.layers.TFSMLayer) and layer.trainable_variables:
+            raise UsageError(
+                f"the layer {layer.name!r} (TFSMLayer) trains weights inside of a "
+                "SavedModel, of which strategies can make no copies: make it with "
+                "trainable=False, or save and load the model itself (.keras)."
+            )
+
+
 def has_own_step(model: keras.Model) -> bool:
     """Returns whether the model or its class overrides a step or the loss of Keras."""
     return any(_has_own(model, name) for name in _OF_FIT)

@@ -6,11 +6,14 @@ import pathlib
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from keras import layers
 
+from strategies.common.errors import UsageError
 from trainers.keras_program.program_variables import ProgramVariables
 from trainers.keras_program.script import replaced_fit
+from trainers.user_code.checks import check_loaded
 
 
 def test_variables_of_a_program_are_made_outside_of_its_fit() -> None:
@@ -41,8 +44,13 @@ def test_other_workers_load_what_they_have_exported(tmp_path: pathlib.Path) -> N
     with replaced_fit(lambda *_: None, writes=False):
         model.export(path, verbose=False)
         layer = layers.TFSMLayer(path, call_endpoint="serve")
+        frozen = layers.TFSMLayer(path, call_endpoint="serve", trainable=False)
         tf.saved_model.save(module, tmp_path / "module")
         assert tf.saved_model.load(tmp_path / "module").seven.numpy() == 7.0
     x = np.ones((3, 2), np.float32)
     np.testing.assert_allclose(layer(x), model(x), rtol=1e-6)
     assert not list(tmp_path.iterdir())
+    # The variables of its functions are not those that a strategy makes.
+    check_loaded(keras.Sequential([layers.Input((2,)), frozen]))
+    with pytest.raises(UsageError, match=r"tfsm_layer.*trainable=False"):
+        check_loaded(keras.Sequential([layers.Input((2,)), layer]))
