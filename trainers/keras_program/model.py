@@ -35,6 +35,7 @@ from trainers.user_code.checks import (
     has_own_step,
 )
 from trainers.user_code.few_examples import few_examples
+from trainers.user_code.fixed_rows import fixed_rows
 from trainers.user_code.model import CustomModel, build_with
 from trainers.user_code.own_step.objective import OwnStep
 from trainers.user_code.own_step.probe import own_step
@@ -73,6 +74,10 @@ class LentModel:
         Given settings of the configuration take precedence over the program's.
         """
         few = functools.cache(lambda: few_examples(data.to_look_at))
+        with wrap_user_errors(self._flag):
+            rows = fixed_rows(self.model, few())
+        if rows is not None:
+            few = functools.cache(lambda: few_examples(data.to_look_at, rows))
 
         def build(data: Examples, settings: Settings) -> keras.Model:
             del data, settings
@@ -103,16 +108,18 @@ class LentModel:
                     "fit has no labels (y), and the model is compiled with a loss: "
                     "give labels, or compile it without."
                 )
-            some = few_examples(data.train, _EXAMPLES_OF_A_STEP)
+            some = few_examples(data.train, rows or _EXAMPLES_OF_A_STEP)
             # Without a compiled loss, losses of layers are minimized, without labels.
             has_loss = getattr(self.model, "loss", None) is not None
             if is_own or not (has_labels and has_loss):
-                objective = own_step(self.model, some, _held_out(data))
+                held_out = _held_out(data, rows)
+                objective = own_step(self.model, some, held_out)
                 self.remark = objective.remark
                 self._take_optimizers(objective)
             else:
                 build_with(self.model, few)
-                self.remark = forward_remark(self.model, some)
+                # Halves of a batch could not be computed, and replicas neither.
+                self.remark = forward_remark(self.model, some) if not rows else None
         chosen = self._optimizer
         calls_others = is_multi_optimizer(chosen) or inner_of(chosen)
         if calls_others and not chosen.built:
@@ -228,11 +235,11 @@ def _keeps_metrics(model: keras.Model) -> bool:
     return any(is_metric) or any(layer.metrics for layer in of_layers)
 
 
-def _held_out(data: Data) -> Batch | None:
+def _held_out(data: Data, rows: int | None) -> Batch | None:
     """Returns a few examples to evaluate on; None if there are none."""
     if not data.evaluation.num_examples:
         return None
-    return few_examples(data.evaluation, _EXAMPLES_OF_A_STEP)
+    return few_examples(data.evaluation, rows or _EXAMPLES_OF_A_STEP)
 
 
 # Functions of keras/src/losses/losses.py: ratios of sums over a batch, and comparisons

@@ -322,3 +322,31 @@ def test_models_in_turn_take_no_more_memory(tmp_path: pathlib.Path) -> None:
     # kept: 177 MiB more after the fourth model than after the first, now 12 MiB.
     assert len(mib) == 4
     assert mib[3] - mib[0] < 70
+
+
+_FIXED_ROWS = """
+import keras
+import numpy as np
+
+keras.utils.set_random_seed(0)
+x = np.random.default_rng(0).normal(size=(48, 4))
+inputs = keras.Input(batch_shape=(24, 4))
+halves = keras.ops.reshape(inputs, (24, 2, 2))
+hidden = keras.layers.Flatten()(keras.layers.Dense(3, activation="tanh")(halves))
+model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+model.compile("sgd", "mse", metrics=["mae"])
+model.fit(x, x.sum(axis=1), batch_size=24, epochs=2, validation_data=(x, x[:, 0]))
+"""
+
+
+# A model of the kind is rare, and each look at one takes its rows from one place.
+@pytest.mark.exhaustive
+def test_one_replica_trains_a_model_of_batches_of_one_size(
+    tmp_path: pathlib.Path,
+) -> None:
+    plain, run = tmp_path / "plain", tmp_path / "run"
+    for folder in (plain, run):
+        folder.mkdir()
+    flags = ("--strategy=one_device", "--set=report.histogram_every_steps=1")
+    found = under(run, _FIXED_ROWS, *flags)
+    assert_same(found, by_fit(plain, _FIXED_ROWS))
