@@ -63,6 +63,11 @@ def why_not(name: str) -> str | None:
         return catalogue.why_not(name)
     if factories.is_factory(name):
         return None
+    if name.endswith(".py"):
+        return (
+            f"names a file and no function: give {name}:FUNCTION, or a program with "
+            f"fit as --script={name}."
+        )
     return (
         f"is unknown; choose one of {', '.join(names())}, or "
         f"{catalogue.spelled(name)}, a classifier of keras.applications, or "

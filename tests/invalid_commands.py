@@ -64,6 +64,10 @@ BEFORE_TENSORFLOW = [
     row("--nomodel", "--nomodel", "--model"),
     row("train", "'train'", "--name=value"),
     row("--seed=1 more", "'more'", "--name=value"),
+    row("\u2013strategy=tower", "another dash; give --strategy=tower."),
+    row("--run_dir=a\nb", "--run_dir=a\\nb ", "no line break"),
+    row("--model=a.py", "--model=a.py", "a.py:FUNCTION", "--script=a.py"),
+    row("--dataset=a.py", "--dataset=a.py", "a.py:FUNCTION"),
     row("a.py --seed=1", "'a.py'", "--script=a.py"),
     row("-- --seed=1", "--seed=1", "--script"),
     row(
@@ -679,7 +683,7 @@ BEFORE_TENSORFLOW = [
     ),
     row(
         "--mode=compare --strategies=tower,mirrored --tune=learning_rate:0..1e-1",
-        "--learning_rate=0.0",
+        "--learning_rate=0 ",
         "more than 0",
     ),
     row(
@@ -689,7 +693,7 @@ BEFORE_TENSORFLOW = [
     ),
     row(
         "--mode=compare --strategies=tower,mirrored --tune=dropout:0..1",
-        "--dropout=1.0",
+        "--dropout=1 ",
         "less than 1",
     ),
     row(
@@ -939,8 +943,8 @@ NOT_USED = [
         "--set=strategy.isolate_network=required",
         "=one_device",
     ),
-    row("--emulated_bandwidth_mbit=100", "=100.0", "--strategy=one_device"),
-    row("--emulated_bandwidth_mbit=9 --strategy=mirrored", "=9.0", "multi_worker_mi"),
+    row("--emulated_bandwidth_mbit=100", "=100 ", "--strategy=one_device"),
+    row("--emulated_bandwidth_mbit=9 --strategy=mirrored", "=9 ", "multi_worker_mi"),
     row("--allow_remote_hosts", "--allow_remote_hosts=true", "=one_device"),
     row("--hidden_units=3", "--hidden_units=3", "--model=convnet", "mlp"),
     row(
@@ -1378,7 +1382,7 @@ RUN_EXISTS = [
     row("--run_dir=run", "--run_dir=run", "--resume=auto"),
     row("--config=run/config.json", "--run_dir=", "run already holds", "--resume=auto"),
     row(f"{EVALUATE} --hidden_units=9", "--hidden_units=9", "--hidden_units=8"),
-    row(f"{EVALUATE} --learning_rate=3", "--learning_rate=3.0", "0.001"),
+    row(f"{EVALUATE} --learning_rate=3", "--learning_rate=3 ", "0.001"),
     # The default model is refused too, because the run has another one.
     row(f"{EVALUATE} --model=convnet", "--model=convnet", "--model=mlp"),
     row(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -187,11 +188,17 @@ def _check_word(name: str, field: dataclasses.Field, value: str) -> None:
     if choices is None:
         if "\0" in value or not _is_unicode(value):
             problem = "is not accepted: it takes text in UTF-8 without null characters."
+        elif field.metadata["path"] and _CONTROL.search(value):
+            problem = "is not accepted: a path may have no line break or tab in it."
     elif value not in choices:
         unknown = f"is unknown; choose one of {', '.join(choices)}."
         problem = unknown if why_not is None else why_not(value)
     if problem is not None:
         raise UsageError(f"{name}={shown(value)} {problem}")
+
+
+# Paths are printed, in lines that people and scripts read.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def _is_unicode(text: str) -> bool:
@@ -232,5 +239,5 @@ def _check_bounds(name: str, field: dataclasses.Field, number: float) -> None:
     has_upper_bound = not {"maximum", "below"}.isdisjoint(field.metadata["bounds"])
     if not is_representable and not has_upper_bound:
         words.append(f"at most {largest}")
-    received, accepted = shown(str(number)), " and ".join(words)
+    received, accepted = shown(as_argument(number)), " and ".join(words)
     raise UsageError(f"{name}={received} is out of range: give {accepted}.")

@@ -63,6 +63,9 @@ def as_argument(value: Any) -> str:
         return ",".join(map(str, value))
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, float):
+        # 100.0 was most likely given as 100.
+        return str(value).removesuffix(".0")
     return "none" if value is None else str(value)
 
 

@@ -138,6 +138,8 @@ def _settings(
     if stray:
         name = shown(stray[0])
         instead = "every setting is given as --name=value; --help lists them"
+        if _DASHES.match(name):
+            instead = f"it begins with another dash; give {_DASHES.sub('--', name)}"
         if name.endswith(".py") and not _of_program(argv):
             instead = f"a program is given as --script={name}"
         raise UsageError(f"'{name}' is not a flag: {instead}{_of_program(argv)}.")
@@ -153,6 +155,10 @@ def _settings(
         in_file, chosen = settings_from_file(os.path.expanduser(values.config))
         check_given(in_file, given, f"--config={values.config}")
     return in_file, frozenset(in_file) if chosen is None else chosen, given
+
+
+# Dashes that editors and web pages put in place of hyphens, and the minus sign.
+_DASHES = re.compile("-?[\u2010-\u2015\u2212][-\u2010-\u2015\u2212]*")
 
 
 def _of_flag(name: str, value: Any) -> dict[str, Any]:
@@ -181,11 +187,10 @@ def _of_set(argument: str) -> tuple[str, Any]:
     path, equals, text = argument.partition("=")
     group, dot, name = path.partition(".")
     if not (equals and dot):
-        meant = f"{option(path)}=" if path in all_fields() else "--set=group.name=value"
-        raise UsageError(
-            f"--set={shown(argument)} is not accepted: give {meant}, such as "
-            "--set=optimizer.momentum=0.8."
-        )
+        meant = "--set=group.name=value, such as --set=optimizer.momentum=0.8"
+        if path in all_fields():
+            meant = f"{option(path)}={shown(text)}"
+        raise UsageError(f"--set={shown(argument)} is not accepted: give {meant}.")
     try:
         check_group(group, {name: text})
     except UsageError as error:
@@ -264,8 +269,9 @@ def _read(values: flags.FlagValues, argv: Sequence[str]) -> list[str]:
 
 def _unknown(name: str, argv: Sequence[str]) -> UsageError:
     known = [*all_fields(), *help.OF_THE_COMMAND_LINE]
-    near = [name] if name in known else nearest(name.removeprefix("no"), known)
-    near = near or nearest(name, known)
+    small = name.lower()
+    near = [small] if small in known else nearest(small, known)
+    near = near or nearest(small.removeprefix("no"), known)
     words = [option(n) if n in all_fields() else f"--{n}" for n in near]
     hint = f"did you mean {' or '.join(words)}? " if words else ""
     return UsageError(

@@ -24,6 +24,8 @@ _DATASETS = ("cifar10", "clicks", "digits", "synthetic", "tfrecord")
 def _why_not(name: str) -> str | None:
     if factories.is_factory(name):
         return None
+    if name.endswith(".py"):
+        return f"names a file and no function: give {name}:FUNCTION."
     return (
         f"is unknown; choose one of {', '.join(_DATASETS)}, or {factories.FORM}, your "
         "own."

@@ -23,6 +23,7 @@ from trainers.config.data import DataConfig
 from trainers.config.fault_tolerance import GuardConfig
 from trainers.config.model import ModelConfig
 from trainers.config.optimizer import OptimizerConfig
+from trainers.config.other_names import OTHER_NAMES
 from trainers.config.prediction import PredictionConfig
 from trainers.config.run import LengthConfig, ReportConfig, RunConfig, ThreadsConfig
 from trainers.config.tracking import TrackingConfig
@@ -149,6 +150,9 @@ def nearest(name: str, known: Collection[str]) -> list[str]:
     """Returns known names that a misspelt or shortened one, such as `lr`, may mean."""
     if len(name) > _LONGEST_NAME:
         return []
+    meant = OTHER_NAMES.get(name.replace("-", "_"), ())
+    if known_of_those := [other for other in meant if other in known]:
+        return known_of_those
     words = set(re.split("[-_]", name))
     found = [
         other

@@ -132,7 +132,11 @@ def _refusal(name: str, value: Any, runs: Sequence[Mapping[str, Any]]) -> UsageE
         if all_fields()[deciding][1].metadata["has_flag"]:
             choices.append(f"{option(deciding)}={' or '.join(words)}")
     # Such as --num_replicas for --replicas.
-    choices += [option(n) for n in all_fields() if n.endswith(f"_{name}")]
+    choices += [
+        option(n)
+        for n in all_fields()
+        if n.endswith(f"_{name}") and any(has_effect(n, run) for run in runs)
+    ]
     # The flag of a range gives two settings.
     ranges = (
         n for n, (_, f) in all_fields().items() if f.metadata["range_from"] == name

@@ -26,6 +26,7 @@ from trainers.cli import flags, version
 from trainers.config.config import Config, without_lists
 from trainers.config.file import config_from_file
 from trainers.config.groups import all_fields, by_group, option
+from trainers.config.other_names import OTHER_NAMES
 from trainers.config.used_settings import without_unused
 from trainers.experiments.arms import arms_of
 from trainers.main import main
@@ -173,6 +174,11 @@ def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--workers=3", "--num_workers"),
         ("--momentum=0.5", "--set=optimizer.momentum"),
         ("--noaugmentation", "--set=data.augmentation"),
+        ("--gpus=2", "--num_replicas or --devices?"),
+        ("--nodes=2", "--num_workers?"),
+        ("--Num-Steps=3", "--train_steps?"),
+        ("--noxla", "--jit_compile?"),
+        ("--STRATEGY=tower", "--strategy?"),
     ],
 )
 def test_an_unknown_flag_is_named_and_the_nearest_suggested(
@@ -183,6 +189,12 @@ def test_an_unknown_flag_is_named_and_the_nearest_suggested(
     assert message.startswith(f"{name} is unknown")
     assert suggestion in message.removeprefix(name)
     assert "--help" in message
+
+
+def test_names_of_other_programs_are_no_settings_here_and_mean_some() -> None:
+    for name, meant in OTHER_NAMES.items():
+        assert name not in all_fields()
+        assert set(meant) <= all_fields().keys()
 
 
 @pytest.mark.parametrize("argument", ["--flagfile=more", "--undefok=nonsense"])
@@ -337,6 +349,8 @@ def test_a_file_that_contradicts_itself_is_refused(tmp_path: pathlib.Path) -> No
         ),
         (("--seeds=3-5",), "--seeds=3 is not used by --mode=train"),
         (("--num_ps=3",), "or choose --strategy=parameter_server."),
+        (("--seeds=3",), "or choose --mode=compare."),
+        (("--replicas=3",), "or choose --mode=predict, or --num_replicas."),
     ],
 )
 def test_a_refusal_names_the_flag_that_was_given(
@@ -577,8 +591,8 @@ def test_set_in_an_arm() -> None:
     [
         ("", "--set=group.name=value"),
         ("momentum", "--set=optimizer.momentum="),
-        ("momentum=0.5", "--set=optimizer.momentum="),
-        ("seed=3", "--seed="),
+        ("momentum=0.5", "give --set=optimizer.momentum=0.5."),
+        ("seed=3", "give --seed=3."),
         ("run.seed", "--set=group.name=value"),
         (".=", "''"),
         ("run.=3", "''"),
