@@ -93,8 +93,10 @@ def _refusal(error: Exception, config: Config) -> UsageError | None:
             "--nosoft_placement out."
         )
     if is_out_of_memory(error):
+        # Python's own MemoryError says nothing.
+        cause = one_line(error)[:200]
         return UsageError(
-            f"this does not fit into memory ({one_line(error)[:200]}): lower "
+            f"this does not fit into memory{f' ({cause})' if cause else ''}: lower "
             "--global_batch_size, or make the model or the data set smaller."
         )
     return None

@@ -127,9 +127,10 @@ def _read_archive(path: Path) -> Mapping[str, bytes]:
                 pass
     # Each layer reports a truncated or damaged file in another way.
     except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+        # `tarfile` adds the error of each compression that it tries.
+        reason = one_line(error).partition(": - method")[0]
         raise UsageError(
-            f"--data_path={path} is no archive, or a damaged one ({one_line(error)}): "
-            f"{_ADVICE}."
+            f"--data_path={path} is no archive, or a damaged one ({reason}): {_ADVICE}."
         ) from error
     return found
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import inspect
 import os
 import runpy
@@ -55,9 +54,6 @@ def replaced_fit(fit: Callable[..., Any], writes: bool) -> Iterator[None]:
         yield
 
 
-# By this name it is another module than the attribute was before, and Keras imports it
-# so at the first export.
-_SAVED_MODEL = importlib.import_module("tensorflow.saved_model")
 _WRITERS = (
     (keras.Model, ("save", "save_weights", "export")),
     # The same by functions.

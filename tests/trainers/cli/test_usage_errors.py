@@ -218,15 +218,20 @@ def test_devices_and_data_are_refused_in_one_line(
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "words"),
     [
-        MemoryError("Unable to allocate 3 TiB"),
-        tf.errors.ResourceExhaustedError(None, None, "OOM when\nallocating"),
+        (MemoryError("Unable to allocate 3 TiB"), "memory (Unable to allocate 3 TiB)"),
+        (MemoryError(), "memory: lower"),
+        (
+            tf.errors.ResourceExhaustedError(None, None, "OOM when\nallocating"),
+            "memory (OOM when allocating)",
+        ),
     ],
-    ids=lambda error: type(error).__name__,
+    ids=repr,
 )
 def test_too_little_memory_is_something_the_user_can_change(
     error: Exception,
+    words: str,
     folder: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -236,7 +241,7 @@ def test_too_little_memory_is_something_the_user_can_change(
 
     monkeypatch.setattr("trainers.modes.train.assemble", fail)
     assert main(["main", *SMALL_RUN]) == 2
-    assert_one_line(capfd.readouterr().err, ("memory", "llocat", "--global_batch_size"))
+    assert_one_line(capfd.readouterr().err, (words, "--global_batch_size"))
     assert processes.contents(folder) == {}
 
 

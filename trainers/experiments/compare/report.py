@@ -40,6 +40,8 @@ _IN_THE_TERMINAL = {
     "peak_memory_mib": "MiB",
 }
 _NOT_MEASURED = "-"
+# Smaller differences have an exponent.
+_LEAST_WITH_FIVE_DECIMALS = 1e-4
 
 
 def write_report(
@@ -178,11 +180,11 @@ def _intervals(conclusion: Mapping[str, Any]) -> list[list[str]]:
     """Returns a row per comparison: arm, metric, estimate, intervals and tests."""
     rows = []
     for entry in conclusion["comparisons"]:
-        form = "{:.3f}x" if entry["kind"] == "ratio" else "{:+.5f}"
+        show = _ratio if entry["kind"] == "ratio" else _difference
         ends = [
             _NOT_MEASURED
             if entry[name] is None
-            else " to ".join(form.format(end) for end in entry[name])
+            else " to ".join(map(show, entry[name]))
             for name in ("interval", "bootstrap_interval")
         ]
         rows.append(
@@ -190,14 +192,27 @@ def _intervals(conclusion: Mapping[str, Any]) -> list[list[str]]:
                 entry["arm"],
                 entry["metric"],
                 str(entry["num_pairs"]),
-                _shown(entry["estimate"], form),
+                show(entry["estimate"]),
                 *ends,
                 _shown(entry["p_value"], "{:.2g}"),
                 _shown(entry["p_value_holm"], "{:.2g}"),
-                _shown(entry["detectable"], form),
+                show(entry["detectable"]),
             ]
         )
     return rows
+
+
+def _ratio(value: float | None) -> str:
+    return _shown(value, "{:.3f}x")
+
+
+def _difference(value: float | None) -> str:
+    """Returns a difference with its sign, and zero without one."""
+    if value == 0:
+        return "0"
+    # Five decimals would show it as -0.00000.
+    is_tiny = value is not None and abs(value) < _LEAST_WITH_FIVE_DECIMALS
+    return _shown(value, "{:+.1e}" if is_tiny else "{:+.5f}")
 
 
 def _shown(value: float | None, form: str) -> str:
