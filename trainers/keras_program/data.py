@@ -36,6 +36,10 @@ def data_of_fit(arguments: FitArguments, seed: int) -> Data:
       UsageError: They are of a kind that is not taken.
     """
     given = arguments
+    if all(part is None for part in keras.tree.flatten(given.x)):
+        raise UsageError(
+            "fit has no training data: give x, such as an array or a tf.data.Dataset."
+        )
     examples = given.x, given.y, given.sample_weight
     held_out = None
     if given.validation_data is None and given.validation_split:
@@ -109,7 +113,14 @@ def _validation(arguments: FitArguments) -> Source:
     # Keras takes a pair of arrays or a data set, and a data set is a sequence too.
     found = None
     if not isinstance(given, (tf.data.Dataset, keras.utils.PyDataset)):
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(given)
+        try:
+            x, y, weights = keras.utils.unpack_x_y_sample_weight(given)
+        except ValueError as error:
+            # Keras's message has all of the data in it.
+            raise UsageError(
+                f"fit has validation_data of {len(given)} parts: give (x, y) or "
+                "(x, y, sample_weight)."
+            ) from error
         found = _arrays(x, y, weights, None, "validation data")
     found = _first_batches(found, arguments)
     if found is not None:
