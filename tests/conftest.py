@@ -37,6 +37,9 @@ LOGICAL_CPUS = 4
 # last, it would run alone while the other test processes have nothing left to do.
 BEGUN_FIRST = ("cluster", "verify", "compare", "fault_injection")
 
+# Parameters of one test that may have values which `make test` leaves out.
+MOST_FURTHER = 2
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Splits the CPU before any test touches TensorFlow."""
@@ -59,9 +62,25 @@ def pytest_configure(config: pytest.Config) -> None:
     adapt_tensorflow()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Moves the longest files to the front, and keeps the order otherwise."""
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Moves the longest files to the front, and keeps the order otherwise.
+
+    Leaves out combinations of three parameters and more whose values are not those of
+    `make test`. Any two of these values still meet, beside the values of `make test`.
+    """
+    left_out = [item for item in items if _num_further(item) > MOST_FURTHER]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if _num_further(item) <= MOST_FURTHER]
     items.sort(key=lambda item: item.path.parent.name not in BEGUN_FIRST)
+
+
+def _num_further(item: pytest.Item) -> int:
+    """Returns the number of parameters of a test whose values are marked exhaustive."""
+    parameters = getattr(item, "callspec", None)
+    marks = [] if parameters is None else parameters.marks
+    return sum(mark.name == "exhaustive" for mark in marks)
 
 
 @pytest.fixture(autouse=True, scope="session")
