@@ -38,6 +38,7 @@ SAME = (
     "--summary_every_steps=1",
     "--eval_every_steps=10",
     "--set=report.eval_global_batch_size=70",
+    "--set=report.histogram_every_steps=none",
     *("--checkpoint_every_steps=5", "--set=report.keep_checkpoints=9"),
     "--jit_compile=off",
 )

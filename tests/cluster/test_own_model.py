@@ -96,6 +96,7 @@ def test_exit_functions_are_called_in_every_process_that_trains(
     done = processes.run(
         *("--model=own.py:model", f"--strategy={strategy}", "--train_steps=2"),
         *("--run_dir=run", "--set=report.histogram_every_steps=none"),
+        *processes.NO_EVALUATION,
         folder=tmp_path,
     )
     assert done.returncode == 0, done.stderr

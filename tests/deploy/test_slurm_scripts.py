@@ -31,7 +31,7 @@ SCRIPTS = {
 # Ids of jobs, which determine ports. They begin at the process id, so that other runs
 # of this file have other ports.
 JOBS = itertools.count(os.getpid())
-TRAINING = ("--model=mlp", "--hidden_units=8", "--eval_every_steps=none")
+TRAINING = ("--model=mlp", "--hidden_units=8", *processes.NO_EVALUATION)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ _FLAGS = (
     "--optimizer=sgd",
     "--learning_rate=0.01",
     "--summary_every_steps=5",
-    *("--eval_every_steps=none", "--set=report.histogram_every_steps=none"),
+    *(*processes.NO_EVALUATION, "--set=report.histogram_every_steps=none"),
 )
 # The limits are high because other programs may slow a task down.
 _PATIENT = (
