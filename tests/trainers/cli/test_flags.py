@@ -25,8 +25,7 @@ from tests.processes import ROOT, environment, run_words
 from trainers.cli import flags, version
 from trainers.config.config import Config, without_lists
 from trainers.config.file import config_from_file
-from trainers.config.groups import all_fields, by_group, option
-from trainers.config.other_names import OTHER_NAMES
+from trainers.config.groups import OTHER_NAMES, all_fields, by_group, option
 from trainers.config.used_settings import without_unused
 from trainers.experiments.arms import arms_of
 from trainers.main import main
