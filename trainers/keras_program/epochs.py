@@ -46,7 +46,7 @@ class Epochs:
         parts: TrainingParts,
         is_chief: bool,
         fit: Callable[..., keras.callbacks.History] | None = None,
-        variables_in: VariablesIn = lambda graph: (),
+        variables_in: VariablesIn | None = None,
     ):
         """Calls no callback yet.
 
@@ -56,7 +56,7 @@ class Epochs:
           is_chief: True on the task that runs callbacks.
           fit: See `Epochs`.
           variables_in: Function from the graph of the steps to the variables of the
-            program's own that it reads.
+            program's own that it reads; None if no other task needs their values.
         """
         self.arguments = arguments
         self.fit = fit
@@ -143,6 +143,8 @@ class Epochs:
 
         Called by all tasks after `begin`, when the steps have been traced.
         """
+        if self._variables_in is None:
+            return
         self.callbacks.own_variables = self._variables_in(graph)
         if self.callbacks.own_variables:
             self.callbacks.share()

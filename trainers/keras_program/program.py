@@ -315,9 +315,9 @@ class Program:
             self._warn(lent.remark)
         parts = assemble_parts(config, self._strategy, data, spec, self._phase)
         self._num_fits += 1
-        epochs = Epochs(
-            arguments, parts, self._cluster.is_chief, fit, self._variables.read_in
-        )
+        # In one process there is one value of each.
+        read_in = self._variables.read_in if self._is_on_every_task else None
+        epochs = Epochs(arguments, parts, self._cluster.is_chief, fit, read_in)
         for remark in (
             epochs.lengths.remark(epochs.num_steps),
             *(
