@@ -1406,11 +1406,11 @@ RUN_EXISTS = [
         f"{RESUME} --set=length.drop_last_batch=true",
         "--set=length.drop_last_batch=true (was false)",
     ),
-    row(f"{RESUME} --clip_global_norm=1", "--clip_global_norm=1.0 (was none)"),
+    row(f"{RESUME} --clip_global_norm=1", "--clip_global_norm=1 (was none)"),
     row(f"{RESUME} --global_batch_size=8", "--global_batch_size=8 (was 64)"),
     row(
         f"{RESUME} --dropout=0.5 --optimizer=sgd",
-        "--dropout=0.5 (was 0.0)",
+        "--dropout=0.5 (was 0)",
         "--optimizer=sgd (was adam)",
     ),
     row(

@@ -378,8 +378,8 @@ def test_a_comparison_holds_the_network_fixed(tmp_path: pathlib.Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith(
-        "error: arms differ in the network: --emulated_bandwidth_mbit=1.0 (slow) and "
-        "--emulated_bandwidth_mbit=1000.0 (fast); make them equal, or add"
+        "error: arms differ in the network: --emulated_bandwidth_mbit=1 (slow) and "
+        "--emulated_bandwidth_mbit=1000 (fast); make them equal, or add"
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -96,7 +96,7 @@ WRONG_NUMBERS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "bandwidth": (
         {"emulated_bandwidth_mbit": 100.0},
-        "--emulated_bandwidth_mbit=100.0 is for tasks that one command starts",
+        "--emulated_bandwidth_mbit=100 is for tasks that one command starts",
     ),
 }
 

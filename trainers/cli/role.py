@@ -10,6 +10,7 @@ from strategies.cluster import slurm
 from strategies.cluster.security import check_hosts
 from strategies.cluster.spec import Cluster, check_roles, from_environment
 from strategies.common.errors import UsageError
+from strategies.common.text import as_argument
 from strategies.processes.network_isolation import REQUIRED
 from strategies.processes.parent import LAUNCHER_PID
 from trainers.cli.tensorflow_setup import load_tensorflow
@@ -103,8 +104,8 @@ def _check_not_of_a_launcher(config: Config) -> None:
     for name, value in given.items():
         if value is not None:
             raise UsageError(
-                f"{name}={value} is for tasks that one command starts on this "
-                "machine, and TF_CONFIG or Slurm says that this is one task of a "
+                f"{name}={as_argument(value)} is for tasks that one command starts on "
+                "this machine, and TF_CONFIG or Slurm says that this is one task of a "
                 "cluster: leave it out, or unset TF_CONFIG."
             )
 

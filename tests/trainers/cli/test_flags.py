@@ -691,9 +691,12 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
     elif item is bool:
         values = st.booleans()
     elif item is str:
-        values = st.text(
-            st.characters(codec="utf-8", exclude_characters="\0"), min_size=1
+        # A path may have no control character in it, and no text a null.
+        categories = ("Cc",) if field.metadata["path"] else ()
+        characters = st.characters(
+            codec="utf-8", exclude_characters="\0", exclude_categories=categories
         )
+        values = st.text(characters, min_size=1)
     elif item is float:
         values = st.floats(
             min_value=_either(field, "minimum", "above", -1e30),
