@@ -49,21 +49,24 @@ class Template:
 
         Raises:
           OSError: The template has ended, or cannot take the request, or the system
-            allows no further process.
-          RuntimeError: The template has ended after it took the request. The process
-            may run.
+            allows no further process. No process runs.
         """
         self.wait_until_ready()
-        with adopting_orphans():
-            request.send(self._link, descriptors)
+        # A template may be killed before it can name the process, which waits for this
+        # one's word and ends without it.
+        reader, writer = os.pipe()
+        with os.fdopen(writer, "wb", buffering=0) as go_ahead:
             try:
-                answer = self._answer()
-            except OSError as error:
-                raise RuntimeError(
-                    "the process that starts others was killed while it did so"
-                ) from error
-        if answer < 0:
-            raise OSError(-answer, os.strerror(-answer))
+                with adopting_orphans():
+                    request.send(self._link, [reader, *descriptors])
+                    answer = self._answer()
+            finally:
+                os.close(reader)
+            if answer < 0:
+                raise OSError(-answer, os.strerror(-answer))
+            # It may have been killed already.
+            with contextlib.suppress(BrokenPipeError):
+                go_ahead.write(b"1")
         return answer
 
     def close(self) -> None:

@@ -148,13 +148,17 @@ def _become(request: Request, descriptors: Sequence[int], between: int) -> NoRet
 
     Args:
       request: Program to run.
-      descriptors: Standard output and error, then a descriptor for each namespace.
+      descriptors: Pipe with the word to go on, standard output and error, then a
+        descriptor for each namespace.
       between: ID of the process that has forked this one.
     """
     try:
         _wait_for_parent(request.parent, between)
         os.setsid()
-        output, error, *namespaces = descriptors
+        go_ahead, output, error, *namespaces = descriptors
+        if not os.read(go_ahead, 1):
+            # The process that asked does not know of this one.
+            os._exit(1)
         os.dup2(output, 1)
         os.dup2(error, 2)
         for kind, descriptor in zip(request.namespaces, namespaces, strict=True):

@@ -298,6 +298,34 @@ def test_without_its_template_a_process_is_started_as_a_program(
         assert shown(starter, program(folder, "show"))["imported_here"]
 
 
+# A module whose process is killed as soon as it has forked another.
+IS_KILLED_THEN = """
+import os, signal
+waitpid = os.waitpid
+def die(*arguments):
+    waitpid(*arguments)
+    os.kill(os.getpid(), signal.SIGKILL)
+def preload():
+    os.waitpid = die
+"""
+
+
+def test_a_process_is_started_once_if_its_template_is_killed_meanwhile(
+    folder: pathlib.Path,
+) -> None:
+    (folder / "is_killed_then.py").write_text(IS_KILLED_THEN, encoding="utf-8")
+    before = set(psutil.Process().children())
+    with WarmStarter("is_killed_then") as starter:
+        assert shown(starter, program(folder, "show"))["imported_here"]
+    # The forked one has ended; this process may have become its parent.
+    wait_until(
+        lambda: all(
+            child.status() == psutil.STATUS_ZOMBIE
+            for child in set(psutil.Process().children()) - before
+        )
+    )
+
+
 @pytest.mark.parametrize("condition", ["True", "os.getpid() != template"])
 def test_a_template_that_cannot_fork_says_so_and_goes_on(
     condition: str, folder: pathlib.Path
