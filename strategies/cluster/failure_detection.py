@@ -42,6 +42,8 @@ _CONSEQUENCES = (tf.errors.CancelledError, tf.errors.InternalError)
 # the same address (tensorflow/core/distributed_runtime/eager/eager_service_impl.cc,
 # `GetServerContext`). Disk errors have other classes.
 LOSSES = (*_SIGNS, *_CONSEQUENCES, tf.errors.InvalidArgumentError)
+# If it raises this, one worker was started again and another task may be dead.
+_RESTARTED = "restarted"
 # tensorflow/core/distributed_runtime/rpc/grpc_server_lib.cc, `GrpcServer::Init`.
 _NO_SERVER = "Could not start gRPC server"
 # Two tasks that do not reach each other cannot know which of them is cut off.
@@ -72,7 +74,10 @@ def translate_peer_errors(cluster: Cluster) -> Iterator[None]:
     except Exception as error:
         # The coordinator of parameter servers wraps some errors.
         cause = getattr(error, "original_exception", error)
-        if not isinstance(cause, (*_SIGNS, *_CONSEQUENCES)):
+        is_restart = isinstance(cause, tf.errors.InvalidArgumentError) and (
+            _RESTARTED in str(cause)
+        )
+        if not (isinstance(cause, (*_SIGNS, *_CONSEQUENCES)) or is_restart):
             raise
         lost = _lost_peer(cluster, cause)
         if lost is None:

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from strategies.cluster.failure_detection import translate_peer_errors
 from strategies.cluster.spec import Cluster
+from strategies.common.errors import PeerLostError
 
 
 def test_a_task_without_others_blames_none_of_them() -> None:
@@ -17,3 +18,24 @@ def test_a_task_without_others_blames_none_of_them() -> None:
         translate_peer_errors(cluster),
     ):
         raise tf.errors.UnavailableError(None, None, "the bucket does not answer")
+
+
+def test_a_worker_that_was_started_again_beside_a_dead_server_is_no_bug() -> None:
+    """Both were killed at once, and the launcher has replaced the worker already."""
+    words = (
+        "Resource input tensor contains an invalid device. This might happen when the "
+        "client has connected to a different cluster, or some remote workers have "
+        "been restarted."
+    )
+    addresses = {"chief": ("127.0.0.1:1",), "ps": ("127.0.0.1:2",)}
+    cluster = Cluster(job="chief", addresses=addresses)
+    with (
+        pytest.raises(PeerLostError, match=r"ps-0 at 127\.0\.0\.1:2 was lost"),
+        translate_peer_errors(cluster),
+    ):
+        raise tf.errors.InvalidArgumentError(None, None, words)
+    with (
+        pytest.raises(tf.errors.InvalidArgumentError, match="a label"),
+        translate_peer_errors(cluster),
+    ):
+        raise tf.errors.InvalidArgumentError(None, None, "a label value of 5")
