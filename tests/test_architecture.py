@@ -304,6 +304,8 @@ READS_KERAS_FILES = {
     "trainers/run_dir/encoding.py": {"allow_pickle"},
     # It reads temporary files that a process of the same user has just written.
     "trainers/keras_program/sent_call.py": {"load_model", "safe_mode", "pickle"},
+    # It sends a program's own calls of `save` and `load` to another folder.
+    "trainers/keras_program/script.py": {"saved_model"},
     # It refuses such a layer of a program, and makes none.
     "trainers/user_code/checks.py": {"TFSMLayer"},
 }
