@@ -107,11 +107,30 @@ def inline_functions_in_stateless_scopes() -> None:
 
     def call(function: Any, *args: Any, **kwargs: Any) -> Any:
         # An eager call makes the graph that it needs, as `tf.vectorized_map` does.
-        if tf.executing_eagerly() or not in_stateless_scope():
+        is_apart = tf.executing_eagerly() or not in_stateless_scope()
+        if is_apart or _needs_xla(function):
             return usual(function, *args, **kwargs)
         return python_of(function)(*args, **kwargs)
 
     kind.__call__ = call
+
+
+def _needs_xla(function: Any) -> bool:
+    """Returns whether a function is an operation of Keras that CPUs have in XLA alone.
+
+    Keras lets XLA compile grouped convolutions, and those in three dimensions with
+    channels first (keras/src/backend/tensorflow/nn.py, `conv`). Such a function has no
+    arguments and assigns no variable. Of grouped ones TensorFlow has kernels, and XLA
+    takes a hundred times as long for their gradients on a CPU.
+    """
+    module = getattr(function.python_function, "__module__", None) or ""
+    if not (function._jit_compile and module.startswith("keras.src.backend.")):
+        return False
+    traced = tf.function(function.python_function, autograph=False)
+    return any(
+        operation.type == "Conv3D" and operation.get_attr("data_format") == b"NCDHW"
+        for operation in traced.get_concrete_function().graph.get_operations()
+    )
 
 
 @functools.cache
