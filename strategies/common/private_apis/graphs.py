@@ -119,18 +119,11 @@ def _needs_xla(function: Any) -> bool:
     """Returns whether a function is an operation of Keras that CPUs have in XLA alone.
 
     Keras lets XLA compile grouped convolutions, and those in three dimensions with
-    channels first (keras/src/backend/tensorflow/nn.py, `conv`). Such a function has no
-    arguments and assigns no variable. Of grouped ones TensorFlow has kernels, and XLA
-    takes a hundred times as long for their gradients on a CPU.
+    channels first (keras/src/backend/tensorflow/nn.py, `conv`): CPUs have no other
+    kernels for their gradients. Such a function assigns no variable.
     """
     module = getattr(function.python_function, "__module__", None) or ""
-    if not (function._jit_compile and module.startswith("keras.src.backend.")):
-        return False
-    traced = tf.function(function.python_function, autograph=False)
-    return any(
-        operation.type == "Conv3D" and operation.get_attr("data_format") == b"NCDHW"
-        for operation in traced.get_concrete_function().graph.get_operations()
-    )
+    return bool(function._jit_compile) and module.startswith("keras.src.backend.")
 
 
 @functools.cache
