@@ -306,7 +306,7 @@ def test_a_signal_is_passed_on_before_the_launcher_looks_at_its_tasks_again(
     seconds_between_looks = 4.0
     monkeypatch.setattr(launcher, "_POLL_SECONDS", seconds_between_looks)
     moments: list[float] = []
-    tell = LaunchedTask.forward
+    forward = LaunchedTask.forward
 
     def record_and_call(self: LaunchedTask, number: int) -> None:
         moments.append(time.monotonic())
