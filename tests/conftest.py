@@ -67,8 +67,8 @@ def pytest_collection_modifyitems(
 ) -> None:
     """Moves the longest files to the front, and keeps the order otherwise.
 
-    Leaves out combinations of three parameters and more with values that `make test`
-    does not have. Any two such values still meet, beside the values of `make test`.
+    Leaves out a test with three parameters or more whose values `make test` does not
+    have. Any two such values still meet, while the others are as in `make test`.
     """
     left_out = [item for item in items if _num_further(item) > MOST_FURTHER]
     config.hook.pytest_deselected(items=left_out)
