@@ -692,7 +692,7 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
         values = st.booleans()
     elif item is str:
         # A path may have no control character in it, and no text a null.
-        categories = ("Cc",) if field.metadata["path"] else ()
+        categories: Any = ("Cc",) if field.metadata["path"] else ()
         characters = st.characters(
             codec="utf-8", exclude_characters="\0", exclude_categories=categories
         )
