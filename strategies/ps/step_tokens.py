@@ -22,7 +22,7 @@ class StepTokens:
         """Makes the variables and queues on a server."""
         self._server = server
         with tf.device(server):
-            # The present one may be FINISHED; the number of attempts never decreases.
+            # The present attempt may be FINISHED. The number never decreases.
             self._present = tf.Variable(NOT_STARTED, trainable=False, dtype=tf.int64)
             self._attempts = tf.Variable(0, trainable=False, dtype=tf.int64)
             self._tokens = [

@@ -65,12 +65,15 @@ def compare_data(other: np.ndarray, own: np.ndarray) -> None:
         require_same_data(cast(TrainingParts, parts), CHIEF, Console())
 
 
-def test_what_belongs_to_a_machine_or_a_process_may_differ() -> None:
+def test_what_belongs_to_a_machine_or_a_process_may_differ(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     records = {"dataset": "tfrecord", "eval_data_path": "/held_out"}
     compare(
         {**records, "run_dir": "/one", "data_path": "/one/data", "verbose": True},
         {**records, "run_dir": "/two", "data_path": "/two/data"},
     )
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

@@ -120,8 +120,9 @@ def check_group(group: str, settings: Any) -> None:
             f"'{shown(group)}' is not a group of settings: "
             f"{_did_you_mean(group, GROUPS)}choose one of {', '.join(GROUPS)}."
         )
+    known = defaults_of(GROUPS[group])
     for name, value in settings.items():
-        if name in defaults_of(GROUPS[group]):
+        if name in known:
             continue
         if name in all_fields():
             raise _misplaced(name, value)

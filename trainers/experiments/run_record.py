@@ -6,11 +6,11 @@ import contextlib
 import dataclasses
 import math
 import pathlib
-import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strategies.common.errors import UsageError
+from strategies.common.signals import name_of
 from trainers.experiments.measurement import read_measured
 from trainers.run_dir.run_dir import RunDir
 
@@ -221,9 +221,10 @@ def _why_no_result(measured: Mapping[str, Any], log: pathlib.Path | None) -> str
     code = measured.get("exit_code")
     if code is None:
         return "it has no result.json that can be read"
-    # A negative one is the signal that has ended it. The file may hold anything.
-    name = {str(-number): number.name for number in signal.Signals}.get(str(code))
-    how = f"was ended by {name}" if name else f"ended with exit code {code}"
+    how = f"ended with exit code {code}"
+    # A negative code is the signal that ended it. The file may hold anything.
+    if isinstance(code, int) and code < 0:
+        how = f"was ended by {name_of(-code)}"
     return _reason(f"it {how} and left no result", log)
 
 

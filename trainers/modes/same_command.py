@@ -83,7 +83,7 @@ def require_same_data(parts: TrainingParts, cluster: Cluster, console: Console) 
 def _of_others(
     own: Mapping[str, Any], cluster: Cluster, strategy: Strategy
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yields the name of each task with another message, its message, and the own."""
+    """Yields each task with another message: its name, its message and this task's."""
     message = json.dumps(own).encode()
     names = {address: task for task, address in cluster.tasks().items()}
     of_all = strategy.messages_of_all(message)

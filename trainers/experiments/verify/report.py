@@ -138,12 +138,12 @@ def _entry(finding: Finding) -> dict[str, Any]:
         "largest_relative_difference": None
         if judgement is None
         else {n: dataclasses.asdict(found) for n, found in judgement.largest.items()},
-        "first_beyond_tolerance": None
-        if judgement is None
-        else _violation(judgement.first_violation),
-        "explained_by_rounding": None
-        if judgement is None
-        else _violation(judgement.by_rounding),
+        "first_beyond_tolerance": _violation(
+            judgement.first_violation if judgement else None
+        ),
+        "explained_by_rounding": _violation(
+            judgement.by_rounding if judgement else None
+        ),
         "cause": None if cause is None else dataclasses.asdict(cause),
         "staleness": result.get("staleness"),
         "reason": finding.recorded.run.reason or None,
