@@ -14,12 +14,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from strategies.cluster.probes import for_each, host_and_port, is_listening
+from strategies.cluster.probes import (
+    for_each,
+    host_and_port,
+    is_listening,
+    is_serving,
+)
 from strategies.cluster.security import is_loopback
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import ClusterIncompleteError, UsageError
 
 _POLL_SECONDS = 0.1
+_SECONDS_BETWEEN_LOOKS_AT_LEADER = 0.01
+# TensorFlow waits longer for a leader that does not serve, and watchdogs end the wait.
+_SECONDS_FOR_LEADER = 5.0
 
 
 @contextlib.contextmanager
@@ -153,3 +161,18 @@ def wait_for_cluster(cluster: Cluster, seconds: float) -> None:
     _check_own_address(cluster)
     with hold_port(cluster):
         wait_for_tasks(cluster.peers(), seconds)
+        _wait_for_leader(cluster)
+
+
+def _wait_for_leader(cluster: Cluster) -> None:
+    """Waits some seconds at most for TensorFlow's server in the first computing task.
+
+    A task that connects before it serves waits for a second until it tries again
+    (`GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS` of gRPC), and all others wait for that task.
+    """
+    deadline = time.monotonic() + _SECONDS_FOR_LEADER
+    leader = cluster.computing[0]
+    while cluster.address != leader and time.monotonic() < deadline:
+        if is_serving(leader):
+            return
+        time.sleep(_SECONDS_BETWEEN_LOOKS_AT_LEADER)

@@ -8,8 +8,13 @@ import threading
 import pytest
 
 from strategies.cluster import node_info, rendezvous
-from strategies.cluster.probes import is_listening
-from strategies.cluster.rendezvous import bound_socket, hold_port, wait_for_tasks
+from strategies.cluster.probes import host_and_port, is_listening
+from strategies.cluster.rendezvous import (
+    bound_socket,
+    hold_port,
+    wait_for_cluster,
+    wait_for_tasks,
+)
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import ClusterIncompleteError, UsageError
 from strategies.launcher.launch_config import local_cluster
@@ -86,6 +91,32 @@ def test_all_tasks_are_looked_for_at_the_same_time(
 
     monkeypatch.setattr(rendezvous, "is_listening", listening)
     wait_for_tasks(tasks, seconds=0)
+
+
+def test_a_task_connects_once_the_server_of_its_leader_runs() -> None:
+    """A connection to the port that the leader holds fails, and gRPC waits a second."""
+    cluster = Cluster(job="worker", index=1, addresses=local_cluster({"worker": 2}))
+    leader, own = cluster.computing
+    task = threading.Thread(target=wait_for_cluster, args=(cluster, 10))
+    with socket.create_server(host_and_port(leader)) as server:
+        server.settimeout(10)
+        task.start()
+        # The first connection asks whether the leader is there, the second for a server.
+        with server.accept()[0], server.accept()[0] as second:
+            assert is_listening(own), "the leader must find this task until it serves"
+            assert task.is_alive()
+            # A gRPC server speaks first.
+            second.send(b"SETTINGS")
+            task.join(timeout=10)
+    assert not task.is_alive()
+    assert not is_listening(own)
+
+
+def test_a_leader_waits_for_no_server() -> None:
+    cluster = Cluster(job="worker", index=0, addresses=local_cluster({"worker": 2}))
+    with socket.create_server(host_and_port(cluster.computing[1])):
+        wait_for_cluster(cluster, seconds=10)
+    assert not is_listening(cluster.address)
 
 
 def test_all_tasks_are_asked_for_their_node_at_the_same_time(
