@@ -18,6 +18,7 @@ from trainers.experiments.predict.links import (
     over_links,
 )
 from trainers.experiments.predict.performance_model import Model, leave_one_out
+from trainers.experiments.predict.run_lengths import RunLengths
 from trainers.experiments.runner import Executed
 
 
@@ -108,10 +109,16 @@ def executed_with_links(
     has_links: bool,
     execute: Callable[[Experiment], Executed],
 ) -> Iterator[tuple[Experiment, Executed]]:
-    """Executes and yields runs, and repeats some of them over emulated networks."""
-    for experiment in experiments:
+    """Executes and yields runs, and repeats some of them over emulated networks.
+
+    Runs with long steps have fewer of them.
+    """
+    lengths = RunLengths()
+    for planned in experiments:
+        experiment = lengths.limited(planned)
         executed = execute(experiment)
         yield experiment, executed
+        lengths.add(experiment, measured(experiment, executed).step_seconds)
         if not has_links or not is_over_links_too(experiment, experiments):
             continue
         exchange = exchange_of(experiment, executed)
