@@ -167,8 +167,8 @@ def wait_for_cluster(cluster: Cluster, seconds: float) -> None:
 def _wait_for_leader(cluster: Cluster) -> None:
     """Waits some seconds at most for TensorFlow's server in the first computing task.
 
-    A task that connects before it serves waits for a second until it tries again
-    (`GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS` of gRPC), and all others wait for that task.
+    A task that connects earlier waits for a second until it tries again
+    (`GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS` of gRPC), and the others wait for it.
     """
     deadline = time.monotonic() + _SECONDS_FOR_LEADER
     leader = cluster.computing[0]

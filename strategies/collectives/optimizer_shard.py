@@ -14,6 +14,7 @@ from strategies.common.private_apis.optimizer_slices import (
     updates_slices,
 )
 from strategies.common.private_apis.variables import copies_of, make_releasable
+from strategies.common.tracing import outside_of_traces
 from strategies.inner_loop.reduction import clipped
 
 
@@ -53,9 +54,7 @@ class OptimizerShard:
         self._spans = [
             by_index.get(index, Span(index, 0, 0)) for index in range(len(weights))
         ]
-        # Outside of the graph that asks for the shard: variables of a graph end with
-        # it.
-        with tf.init_scope():
+        with outside_of_traces():
             self._slices = [
                 slice_like(weight, span.stop - span.start)
                 for weight, span in zip(weights, self._spans, strict=True)

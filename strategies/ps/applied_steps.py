@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
+from strategies.common.tracing import outside_of_traces
 from strategies.inner_loop.results import Packing
 
 # More steps than are under way at once: later steps overwrite earlier ones, and a
@@ -68,10 +69,9 @@ class AppliedSteps:
         values = self._layout.pack(
             {name: tf.convert_to_tensor(value) for name, value in sums.items()}
         )
-        # `init_scope` lifts the variable out of the function that is being traced.
         if self._values is None:
             _check_size(values.shape[0])
-            with tf.init_scope():
+            with outside_of_traces():
                 self._values = self._variable(values.shape[0] + 1, tf.float64)
         return tf.concat([place, values], axis=0)
 

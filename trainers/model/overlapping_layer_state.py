@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from strategies.common.tracing import outside_of_traces
 from strategies.common.types import Batch
 from trainers.model.layer_state import LayerState, Mapped, weighted
 
@@ -134,7 +135,7 @@ class OverlappingLayerState(LayerState):
     def _operand_for(self, variable: tf.Variable) -> tf.Variable:
         kind = variable.device, variable.dtype, tuple(variable.shape)
         if kind not in self._operands:
-            with tf.init_scope(), tf.device(variable.device):
+            with outside_of_traces(), tf.device(variable.device):
                 zeros = tf.zeros(variable.shape, variable.dtype)
                 self._operands[kind] = tf.Variable(zeros, trainable=False)
         return self._operands[kind]

@@ -101,7 +101,7 @@ def test_a_task_connects_once_the_server_of_its_leader_runs() -> None:
     with socket.create_server(host_and_port(leader)) as server:
         server.settimeout(10)
         task.start()
-        # The first connection asks whether the leader is there, the second for a server.
+        # First the task looks for the leader, then for its server.
         with server.accept()[0], server.accept()[0] as second:
             assert is_listening(own), "the leader must find this task until it serves"
             assert task.is_alive()

@@ -91,3 +91,11 @@ def test_more_values_than_a_server_has_memory_for_are_refused() -> None:
     table = {"iou": tf.zeros([1000, 1000])}
     with pytest.raises(UsageError, match=r"have 1,000,000 numbers .* at most 32,768"):
         AppliedSteps(DEVICE).encode(zero, zero, table)
+
+
+def test_the_variable_of_values_costs_no_second_trace() -> None:
+    """TensorFlow traces a function twice that makes a variable."""
+    closure = Closure()
+    for call in (1, 2):
+        closure.run(call, first_step=0, num_steps=2)
+    assert closure.function.experimental_get_tracing_count() == 1
