@@ -80,7 +80,7 @@ def _check_update(config: StrategyConfig) -> None:
 
 
 def _check_backup_workers(config: StrategyConfig) -> None:
-    backups, workers = config.backup_workers, config.expected_workers
+    backups = config.backup_workers
     # Only a strategy with a coordinator can leave gradients out.
     can_drop = config.update == "sync" and config.traits.server_jobs
     if backups and not can_drop:
@@ -89,10 +89,18 @@ def _check_backup_workers(config: StrategyConfig) -> None:
             "out, with --update=sync: add --update=sync to "
             "--strategy=parameter_server, or leave it out."
         )
-    if backups >= workers:
+    # Otherwise the number is known once it is known who starts the tasks.
+    if config.num_workers is not None:
+        check_workers_left(config, config.num_workers)
+
+
+def check_workers_left(config: StrategyConfig, num_workers: int) -> None:
+    """Refuses so many backup workers that an update would wait for none."""
+    if config.backup_workers >= num_workers:
         raise UsageError(
-            f"--backup_workers={backups} of --num_workers={workers} leaves no worker "
-            "to wait for: lower the one or raise the other."
+            f"--backup_workers={config.backup_workers} of {num_workers} workers leaves "
+            "none to wait for: lower it, or have more workers (--num_workers, or those "
+            "of TF_CONFIG or Slurm)."
         )
 
 

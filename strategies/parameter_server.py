@@ -99,12 +99,6 @@ class ParameterServer(Strategy):
 
     @classmethod
     def create(cls, config: StrategyConfig, cluster: Cluster) -> ParameterServer:
-        workers = len(cluster.addresses["worker"])
-        if config.backup_workers >= workers:
-            raise UsageError(
-                f"--backup_workers={config.backup_workers} leaves none of the "
-                f"cluster's {workers} worker(s) to wait for: lower it."
-            )
         return cls(config, cluster)
 
     @classmethod

@@ -765,6 +765,13 @@ BEFORE_TENSORFLOW = [
     Row(("--mode=compare", "--arm=a:", "--arm=b: --help"), ("--arm=b", "--help")),
     Row(("--mode=compare", "--arm=a:", "--arm=b: '"), ("--arm=b", "quot")),
     Row(
+        (
+            *("--mode=compare", "--arm=a:"),
+            "--arm=b: --strategy=parameter_server --update=sync --backup_workers=2",
+        ),
+        ("--arm=b", "--backup_workers=2 of 2 workers"),
+    ),
+    Row(
         ("--mode=compare", "--arm=a: --learning_rate=1", "--arm=a: --learning_rate=2"),
         ("two arms are called 'a'",),
     ),

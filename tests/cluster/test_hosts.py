@@ -120,14 +120,34 @@ def test_a_task_of_slurm_has_no_emulated_network(starter: dict[str, str]) -> Non
         cluster_of(config, {**srun("node[1-2]"), **starter})
 
 
-def test_backups_are_counted_among_the_workers_of_tf_config() -> None:
+SERVERS = Config().replace(strategy="parameter_server", update="sync", run_dir="run")
+
+
+def three_workers() -> dict[str, str]:
     addresses = {job: (f"127.0.0.1:{n}",) for n, job in enumerate(("chief", "ps"), 1)}
-    cluster = Cluster(addresses={**addresses, "worker": ("127.0.0.1:9",)})
-    config = Config().replace(
-        strategy="parameter_server", update="sync", backup_workers=1, run_dir="run"
-    )
-    with pytest.raises(UsageError, match="--backup_workers=1 of the 1 workers"):
-        cluster_of(config, {"TF_CONFIG": cluster.tf_config()})
+    workers = tuple(f"127.0.0.1:{n}" for n in (7, 8, 9))
+    cluster = Cluster(addresses={**addresses, "worker": workers})
+    return {"TF_CONFIG": cluster.tf_config()}
+
+
+@pytest.mark.parametrize(
+    ("environment", "num_workers"),
+    [({}, 2), (three_workers(), 3), ({"SLURM_STEP_NUM_TASKS": "5"}, 3)],
+    ids=["here", "TF_CONFIG", "Slurm"],
+)
+def test_backups_are_counted_among_the_workers_there_are(
+    environment: dict[str, str], num_workers: int
+) -> None:
+    config = SERVERS.replace(backup_workers=num_workers)
+    with pytest.raises(UsageError, match=f"={num_workers} of {num_workers} workers"):
+        cluster_of(config, environment)
+    config = SERVERS.replace(backup_workers=num_workers - 1)
+    if "SLURM_STEP_NUM_TASKS" not in environment:
+        cluster_of(config, environment)
+        return
+    # The next error shows that they were accepted.
+    with pytest.raises(UsageError, match="SLURM_PROCID is missing"):
+        cluster_of(config, environment)
 
 
 def test_what_a_launcher_gives_its_tasks_is_not_held_against_them() -> None:

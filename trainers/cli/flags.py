@@ -19,6 +19,7 @@ from absl import flags
 from strategies.common.errors import UsageError
 from strategies.common.fields import check_setting, field_types
 from strategies.common.text import as_argument, shown
+from strategies.config_checks import check_workers_left
 from trainers.cli import help, version
 from trainers.cli.arguments import read_arguments
 from trainers.config.comparison import ComparisonConfig
@@ -94,6 +95,7 @@ def parse_arm(words: Sequence[str], base: Config) -> Config:
     own = {**in_file, **given}
     config = base.with_given(**own)
     check_used_by_one(own, [config.to_dict()])
+    check_workers_left(config.strategy, config.strategy.expected_workers)
     return without_unused(config)
 
 

@@ -11,6 +11,7 @@ from strategies.cluster.security import check_hosts
 from strategies.cluster.spec import Cluster, check_roles, from_environment
 from strategies.common.errors import UsageError
 from strategies.common.text import as_argument
+from strategies.config_checks import check_workers_left
 from strategies.processes.network_isolation import REQUIRED
 from strategies.processes.parent import LAUNCHER_PID
 from trainers.cli.tensorflow_setup import load_tensorflow
@@ -41,6 +42,9 @@ def cluster_of(config: Config, environment: Mapping[str, str]) -> Cluster | None
     """
     name, traits = config.strategy.strategy, config.strategy.traits
     cluster = from_environment(environment)
+    is_started_here = cluster is None and not slurm.is_step(environment)
+    if is_started_here:
+        check_workers_left(config.strategy, config.strategy.expected_workers)
     if config.run.mode in _MODES_THAT_START_RUNS:
         if cluster is not None:
             raise UsageError(
@@ -61,7 +65,7 @@ def cluster_of(config: Config, environment: Mapping[str, str]) -> Cluster | None
             f"--mode={config.run.mode} is for one process, and --strategy={name} for "
             "several: leave --strategy out."
         )
-    if cluster is None and not slurm.is_step(environment):
+    if is_started_here:
         return None
     # A launcher gives its tasks TF_CONFIG. Other processes start runs, too.
     if LAUNCHER_PID not in environment or cluster is None:
@@ -127,11 +131,7 @@ def _check_sizes(config: Config, cluster: Cluster, traits: Traits) -> None:
                 f"--{name}={wanted} does not fit TF_CONFIG, which has "
                 f"{len(addresses)}: leave it out, or change TF_CONFIG."
             )
-    if config.strategy.backup_workers >= len(workers):
-        raise UsageError(
-            f"--backup_workers={config.strategy.backup_workers} of the {len(workers)} "
-            "workers of TF_CONFIG leaves none to wait for: lower it."
-        )
+    check_workers_left(config.strategy, len(workers))
 
 
 def _cluster_of_slurm(
@@ -146,6 +146,7 @@ def _cluster_of_slurm(
     jobs = slurm.num_tasks_by_job(
         environment, {job: wanted[job] for job in traits.roles}
     )
+    check_workers_left(config.strategy, jobs["worker"])
     # TensorFlow's resolver of Slurm clusters identifies the task.
     load_tensorflow(config)
     return slurm.identify(environment, jobs)
