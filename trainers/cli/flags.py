@@ -63,19 +63,30 @@ def parse(argv: Sequence[str]) -> Config:
     # contradict `--strategies` if it is none of them.
     if "strategies" in given and "strategy" not in given:
         in_file.pop("strategy", None)
-    settings = {**_of_use(in_file, given), **given}
-    # A run's config.json has what the run decided, and its program, perhaps in its last
-    # `fit`.
-    has_program = settings.get("script") is not None
-    of_program = DECIDED_UNLESS_GIVEN if has_program else ()
-    decided = {"jit_compile", *of_program} - chosen - given.keys()
-    settings = {n: v for n, v in settings.items() if n not in decided}
+    settings, names = _without_decisions(in_file, chosen, given)
     if settings.get("strategies") and "strategy" not in settings:
         config = _with_one_of_its_strategies(settings)
     else:
         config = Config().replace(**settings)
     check_used(config)
-    return dataclasses.replace(config, given=chosen & settings.keys() | given.keys())
+    return dataclasses.replace(config, given=names)
+
+
+def _without_decisions(
+    in_file: Mapping[str, Any], chosen: frozenset[str] | None, given: Mapping[str, Any]
+) -> tuple[dict[str, Any], frozenset[str]]:
+    """Returns settings of a file and flags, and the names of those that were given.
+
+    A run's config.json has what the run decided, and its program, perhaps in its last
+    `fit`.
+    """
+    chosen = frozenset(in_file) if chosen is None else chosen
+    settings = {**_of_use(in_file, given), **given}
+    has_program = settings.get("script") is not None
+    of_program = DECIDED_UNLESS_GIVEN if has_program else ()
+    decided = {"jit_compile", *of_program} - chosen - given.keys()
+    settings = {n: v for n, v in settings.items() if n not in decided}
+    return settings, chosen & settings.keys() | given.keys()
 
 
 def parse_arm(words: Sequence[str], base: Config) -> Config:
@@ -85,15 +96,19 @@ def parse_arm(words: Sequence[str], base: Config) -> Config:
       UsageError: `parse` would raise it, or an arm cannot have one of the flags.
     """
     # absl skips the first argument, the name of the program.
-    in_file, _, given = _settings(["arm", *words])
+    in_file, chosen, given = _settings(["arm", *words])
+    if chosen is not None:
+        # A run's config.json has them too, of that run.
+        in_file = {n: v for n, v in in_file.items() if n not in _NOT_OF_AN_ARM}
     for name in (*in_file, *given):
         if name in _NOT_OF_AN_ARM:
             raise UsageError(
                 f"{option(name)} is a setting of the whole comparison: give it outside "
                 "--arm."
             )
-    own = {**in_file, **given}
-    config = base.with_given(**own)
+    own, names = _without_decisions(in_file, chosen, given)
+    config = base.replace(**own)
+    config = dataclasses.replace(config, given=base.given | names)
     check_used_by_one(own, [config.to_dict()])
     check_workers_left(config.strategy, config.strategy.expected_workers)
     return without_unused(config)
@@ -126,11 +141,11 @@ def arguments_of(config: Config) -> list[str]:
 
 def _settings(
     argv: Sequence[str],
-) -> tuple[dict[str, Any], frozenset[str], dict[str, Any]]:
+) -> tuple[dict[str, Any], frozenset[str] | None, dict[str, Any]]:
     """Returns the settings of the file and the settings of the command line.
 
-    Between them are the names of the file's settings that a user has chosen: all,
-    unless a run has written the file.
+    Between them are the names of the file's settings that a user has chosen, if a run
+    has written the file; None for all of them.
     """
     argv, script_arguments = split_arguments(argv)
     values = _define()
@@ -152,11 +167,11 @@ def _settings(
     if script_arguments:
         given["script_arguments"] = tuple(script_arguments)
     in_file: dict[str, Any] = {}
-    chosen: frozenset[str] | None = frozenset()
+    chosen: frozenset[str] | None = None
     if values["config"].present:
         in_file, chosen = settings_from_file(os.path.expanduser(values.config))
         check_given(in_file, given, f"--config={values.config}")
-    return in_file, frozenset(in_file) if chosen is None else chosen, given
+    return in_file, chosen, given
 
 
 # Dashes that editors and web pages put in place of hyphens, and the minus sign.

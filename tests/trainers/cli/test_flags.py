@@ -818,6 +818,23 @@ def test_an_arm_gives_a_setting_even_with_its_default() -> None:
     assert "--learning_rate=0.001" in flags.arguments_of(arm)
 
 
+def test_an_arm_is_an_earlier_run(tmp_path: pathlib.Path) -> None:
+    """Its seed and folder are not taken over, nor what it decided for itself."""
+    run = parse("--strategy=tower", "--num_replicas=3", "--seed=4", "--run_dir=before")
+    content = run.replace(jit_compile="on").to_file()
+    (tmp_path / "config.json").write_text(json.dumps(content), encoding="utf-8")
+    file = f"--config={tmp_path / 'config.json'}"
+    base = parse("--mode=compare", "--arm=a:", "--seed=2", "--train_steps=7")
+    arm = flags.parse_arm([file, "--learning_rate=0.5"], base)
+    assert (arm.strategy.strategy, arm.strategy.num_replicas) == ("tower", 3)
+    assert (arm.run.seed, arm.run.mode, arm.run.run_dir) == (2, "compare", None)
+    assert (arm.model.jit_compile, arm.optimizer.learning_rate) == ("auto", 0.5)
+    of_arm = {"strategy", "num_replicas", "learning_rate"}
+    assert arm.given == base.given | of_arm
+    with pytest.raises(UsageError, match="--seed is a setting of the whole"):
+        flags.parse_arm([write_config(tmp_path, {"seed": 3})], base)
+
+
 def test_a_file_gives_all_of_its_settings(tmp_path: pathlib.Path) -> None:
     file = write_config(tmp_path, {"learning_rate": 0.001, "global_batch_size": 8})
     config = parse(file, PROGRAM, "--strategy=one_device")
