@@ -18,8 +18,12 @@ from trainers.keras_program.fit_arguments import FitArguments
 
 Warn = Callable[[str], None]
 
-# Strategies that a program can make without a cluster.
-_STRATEGIES = ("MirroredStrategy", "OneDeviceStrategy", "MultiWorkerMirroredStrategy")
+# Strategies by the modules that have them: some are in two, as different classes.
+_OF_CLUSTERS = ("MultiWorkerMirroredStrategy", "ParameterServerStrategy")
+_STRATEGIES = (
+    (tf.distribute, ("MirroredStrategy", "OneDeviceStrategy", *_OF_CLUSTERS)),
+    (tf.distribute.experimental, ("CentralStorageStrategy", *_OF_CLUSTERS)),
+)
 
 # Functions of `tf.config` that raise an error once TensorFlow has started, as it has
 # before a program runs, and the reason why they can be left out.
@@ -115,9 +119,10 @@ def settings_left_out(warn: Warn) -> Iterator[None]:
     A warning is printed where the program uses one of them.
     """
     with contextlib.ExitStack() as block:
-        block.enter_context(
-            replaced(tf.distribute, _STRATEGIES, lambda name, _: _stand_in(name, warn))
-        )
+        for place, names in _STRATEGIES:
+            block.enter_context(
+                replaced(place, names, lambda name, _: _stand_in(name, warn))
+            )
         for path, reason in _SETTINGS.items():
             module, _, name = path.rpartition(".")
             place = getattr(tf.config, module) if module else tf.config
@@ -132,7 +137,7 @@ def _stand_in(name: str, warn: Warn) -> type[_LeftOut]:
         self: _LeftOut, devices: Any = None, *args: Any, **kwargs: Any
     ) -> None:
         # Of the arguments of the strategies most have no effect.
-        del args, kwargs
+        devices = kwargs.get("compute_devices", devices)
         count = max(len(tf.config.list_physical_devices("GPU")), 1)
         if name == "OneDeviceStrategy":
             count = 1

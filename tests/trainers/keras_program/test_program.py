@@ -143,6 +143,13 @@ def test_what_flags_decide_is_left_out_of_a_program(
         tf.distribute.MirroredStrategy(),
         tf.distribute.MirroredStrategy(["GPU:0", "GPU:1"]),
         tf.distribute.OneDeviceStrategy("GPU:0"),
+        tf.distribute.experimental.CentralStorageStrategy(
+            compute_devices=["GPU:0", "GPU:1"]
+        ),
+        tf.distribute.experimental.MultiWorkerMirroredStrategy(),
+        tf.distribute.experimental.ParameterServerStrategy(
+            tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        ),
     ):
         with own.scope():
             model = keras.Sequential([keras.layers.Dense(1)])
@@ -157,7 +164,7 @@ def test_what_flags_decide_is_left_out_of_a_program(
     assert done.returncode == 0, done.stderr
     # For any number of replicas of --strategy.
     sizes = [line for line in done.stdout.splitlines() if line.startswith("size")]
-    assert sizes == ["size 10", "size 20", "size 10"]
+    assert sizes == [f"size {n}" for n in (10, 20, 10, 20, 10, 10)]
     assert done.stderr.count("makes a MirroredStrategy") == 2
     assert processes.result_of(tmp_path / "run")["steps"] == 12
     settings = [line for line in done.stderr.splitlines() if "tf.config." in line]
@@ -414,10 +421,10 @@ def test_epochs_are_counted_as_the_program_counts_them(tmp_path: pathlib.Path) -
         ),
         (
             "import tensorflow as tf\n"
-            "own = tf.distribute.experimental.CentralStorageStrategy()\n"
+            "own = tf.compat.v1.distribute.experimental.CentralStorageStrategy()\n"
             "with own.scope():\n  m = keras.Sequential([keras.layers.Dense(1)])\n"
             "  m.compile('sgd', 'mse')\nm.fit(x, y)",
-            ("CentralStorageStrategy of its own", "--strategy"),
+            ("CentralStorageStrategyV1 of its own", "--strategy"),
         ),
         (
             "import tensorflow as tf\n"
