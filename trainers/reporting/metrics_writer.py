@@ -147,8 +147,10 @@ class MetricsWriter:
         return self._is_best(means.get("loss"))
 
     def close(self) -> None:
-        self._describe_dashboards(("accuracy", "loss"))
-        self.profile.close()
+        # TensorFlow would make the folder of the run anew, if it is gone.
+        if self._folder.holds_a_run:
+            self._describe_dashboards(("accuracy", "loss"))
+            self.profile.close()
         self.summaries.close()
 
     def _write_scalars(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -144,8 +145,16 @@ class Reporter(NullReporter):
         self._metrics.counters.restore(state.get("tally", {}))
         self._writer.restore()
 
-    def describe(self, graph: tf.Graph) -> None:
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Measures the time of a block that writes below the run folder."""
+        # TensorFlow would make a new one, without the other files of the run.
+        self._folder.require()
         with self._metrics.clock.measure("summary"):
+            yield
+
+    def describe(self, graph: tf.Graph) -> None:
+        with self._writing():
             self._writer.describe(graph)
 
     def record_placement(self, loop_function: LoopFunction) -> LoopFunction:
@@ -176,21 +185,23 @@ class Reporter(NullReporter):
         )
 
     def profile(self, event: StepEvent) -> None:
+        self._folder.require()
         self._writer.profile.turn(event)
 
     def record_step(self, event: StepEvent) -> None:
-        with self._metrics.clock.measure("summary"):
+        with self._writing():
             record_step(event, self._parts, self._folder.path)
 
     def write_metrics(self, event: StepEvent) -> None:
-        with self._metrics.clock.measure("summary"):
+        with self._writing():
             self._writer.write_metrics(event)
 
     def write_histograms(self, event: StepEvent) -> None:
-        with self._metrics.clock.measure("summary"):
+        with self._writing():
             self._writer.write_histograms(event)
 
     def write_evaluation(self, event: StepEvent, evaluated: Evaluated) -> None:
+        self._folder.require()
         evaluated = evaluated._replace(means=as_scalars(evaluated.means))
         if self._writer.write_evaluation(event, evaluated):
             self._export(BEST)
@@ -225,7 +236,6 @@ class Reporter(NullReporter):
         self._restore_reports(self._restored or {})
 
     def require_folder(self) -> None:
-        # TensorFlow would make a new one, without the other files of the run.
         self._folder.require()
 
     def require_saved(self) -> None:
@@ -249,6 +259,7 @@ class Reporter(NullReporter):
     def _export(self, name: str) -> None:
         if not self._parts.config.report.export:
             return
+        self._folder.require()
         with self._metrics.clock.measure("checkpoint"):
             what = f"{self._folder.exports}/{name} cannot be written"
             if self._exporting.attempt(what, lambda: self._exports.write(name)):

@@ -120,7 +120,10 @@ class TrainingDir(RunDir):
         self._lock.release()
 
     def _begin(self, config: Config, first_step: int) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
+        if self._must_be_new:
+            self.path.mkdir(parents=True, exist_ok=True)
+        else:
+            self.require()
         self._lock.acquire()
         if self._must_be_new and self.holds_a_run:
             raise UsageError(

@@ -140,12 +140,16 @@ def test_a_terminal_without_the_characters_shows_escapes(folder: pathlib.Path) -
     assert_one_line(finished.stderr, ("--model=\\xe9",))
 
 
-@pytest.mark.parametrize("what", ["deleted", "moved"])
+# Without an evaluation TensorBoard's dashboards are described when the run ends.
+@pytest.mark.parametrize(
+    ("what", "evaluates"),
+    [("deleted", "--eval_every_steps=0"), ("moved", "--eval_every_steps=none")],
+)
 def test_a_run_whose_folder_is_gone_says_so_and_leaves_nothing(
-    what: str, folder: pathlib.Path
+    what: str, evaluates: str, folder: pathlib.Path
 ) -> None:
     quick = ("--model=mlp", "--hidden_units=8", "--jit_compile=off")
-    flags = (*quick, "--train_steps=1000000")
+    flags = (*quick, evaluates, "--train_steps=1000000")
     with processes.started(*flags, "--run_dir=here", folder=folder) as process:
         run = folder / "here"
         processes.wait_until(

@@ -6,6 +6,7 @@ import math
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from trainers.config.config import Config
 from trainers.run_dir.checkpoint_manifest import Commit, write_commit
 from trainers.run_dir.checkpoint_names import name_of
 from trainers.run_dir.run_dir import RunDir
-from trainers.run_dir.training_dir import TrainingDir, default_path
+from trainers.run_dir.training_dir import FolderGoneError, TrainingDir, default_path
 
 
 def config(path: pathlib.Path | str, **settings: Any) -> Config:
@@ -280,6 +281,17 @@ def test_a_folder_is_locked_from_its_begin_to_its_result(
     folder.write_result({"status": "completed"})
     other.acquire()
     other.release()
+
+
+def test_a_folder_that_is_deleted_between_two_trainings_is_not_made_anew(
+    tmp_path: pathlib.Path,
+) -> None:
+    path = tmp_path / "run"
+    folder = begun(path)
+    shutil.rmtree(path)
+    with pytest.raises(FolderGoneError, match="was deleted or moved"):
+        folder.begin(config(path), first_step=7)
+    assert not path.exists()
 
 
 def test_a_folder_that_cannot_be_made_is_refused_and_leaves_nothing(
