@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 # it has.
 UsedBy = Mapping[str, Sequence[str] | Callable[[], Sequence[str]]]
 
+# Characters of a name that is looked for among all settings; the longest setting has
+# 28. With 100 a comparison with all of them takes a second.
+LONGEST_NAME = 40
+
 
 class Bounds(typing.TypedDict, total=False):
     """Bounds of accepted numbers; `above` and `below` are themselves excluded."""

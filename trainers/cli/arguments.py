@@ -7,10 +7,8 @@ from collections.abc import Sequence
 
 from absl import flags
 
+from strategies.common.fields import LONGEST_NAME
 from strategies.common.text import shown
-
-# The longest flag has 28 characters. With 100 the comparison takes a second.
-_LONGEST_NAME = 40
 
 
 def read_arguments(values: flags.FlagValues, argv: Sequence[str]) -> list[str]:
@@ -26,7 +24,7 @@ def read_arguments(values: flags.FlagValues, argv: Sequence[str]) -> list[str]:
         is_of_absl = re.fullmatch(r"--?(flagfile|undefok)(=.*)?", argument, re.DOTALL)
         name = re.sub(r"^--?", "", argument).partition("=")[0]
         # absl compares a name with all flags by a recursion as deep as it is long.
-        is_too_long = argument.startswith("-") and len(name) > _LONGEST_NAME
+        is_too_long = argument.startswith("-") and len(name) > LONGEST_NAME
         if is_of_absl or is_too_long:
             raise flags.UnrecognizedFlagError(shown(name))
     try:

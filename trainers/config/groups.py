@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from strategies.common.errors import UsageError
-from strategies.common.fields import option_of
+from strategies.common.fields import LONGEST_NAME, option_of
 from strategies.common.text import as_json, shown
 from strategies.config import StrategyConfig
 from strategies.devices.config import DeviceConfig
@@ -192,15 +192,13 @@ OTHER_NAMES: Mapping[str, Sequence[str]] = {
     name: meant.split() for meant, names in _NAMES.items() for name in names.split()
 }
 
-# The longest setting has 28 characters. Comparing longer names takes seconds.
-_LONGEST_NAME = 40
 # More would say nothing.
 _MOST_SUGGESTIONS = 4
 
 
 def nearest(name: str, known: Collection[str]) -> list[str]:
     """Returns known names that a misspelt or shortened one, such as `lr`, may mean."""
-    if len(name) > _LONGEST_NAME:
+    if len(name) > LONGEST_NAME:
         return []
     meant = OTHER_NAMES.get(name.replace("-", "_"), ())
     if known_of_those := [other for other in meant if other in known]:
