@@ -110,7 +110,7 @@ class Executed:
 
 
 @dataclasses.dataclass(slots=True)
-class Execution:
+class Runner:
     """Short runs of an experiment, with its folder and the output of the process."""
 
     folder: ExperimentDir
@@ -217,7 +217,7 @@ def with_runs(
     config: Config,
     console: Console,
     words: str,
-    work: Callable[[Execution], ExitCode],
+    work: Callable[[Runner], ExitCode],
 ) -> ExitCode:
     """Begins an experiment, and calls a function that needs its short runs.
 
@@ -232,7 +232,7 @@ def with_runs(
     console.item("output", folder.path)
     try:
         with starter_of(config) as starter, PreemptionSignals() as signals:
-            return work(Execution(folder, console, signals, starter))
+            return work(Runner(folder, console, signals, starter))
     except StopRequested as stop:
         mode = f"--mode={folder.mode}"
         console.fail(f"stopped: begin {mode} again, in another --run_dir.")

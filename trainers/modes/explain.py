@@ -11,7 +11,7 @@ from strategies.common.files import write_atomically, write_json
 from trainers.config.config import Config
 from trainers.experiments.command import command_again
 from trainers.experiments.run_record import errors_after_training
-from trainers.experiments.runner import Executed, Execution, with_runs
+from trainers.experiments.runner import Executed, Runner, with_runs
 
 # Enough for shares within a few percent of each other, in some seconds.
 _DEFAULT_TRAIN_STEPS = 400
@@ -34,15 +34,15 @@ def explain(config: Config, cluster: Cluster, console: Console) -> ExitCode:
         config,
         console,
         f"{run.strategy.strategy}, {run.model.name}",
-        lambda execution: _explain(config, run, execution),
+        lambda runner: _explain(config, run, runner),
     )
 
 
-def _explain(config: Config, run: Config, execution: Execution) -> ExitCode:
-    folder, console = execution.folder, execution.console
-    executed = execution.run(run.strategy.strategy, run)
+def _explain(config: Config, run: Config, runner: Runner) -> ExitCode:
+    folder, console = runner.folder, runner.console
+    executed = runner.run(run.strategy.strategy, run)
     if not executed.run.has_trained:
-        return execution.end_after(executed, "the run")
+        return runner.end_after(executed, "the run")
     # Imported late: NumPy and jinja2 would delay an error message.
     from trainers.experiments.explain.breakdown import read_breakdown
     from trainers.experiments.explain.causes import Facts

@@ -24,7 +24,7 @@ from trainers.experiments.predict.links import (
     is_over_links_too,
     obstacle_to_links,
 )
-from trainers.experiments.runner import Execution, with_runs
+from trainers.experiments.runner import Runner, with_runs
 
 
 def predict(config: Config, cluster: Cluster, console: Console) -> ExitCode:
@@ -60,31 +60,31 @@ def predict(config: Config, cluster: Cluster, console: Console) -> ExitCode:
         config,
         console,
         f"{_in_words(config)}; {num_runs} short runs",
-        lambda execution: _predict(config, experiments, execution, obstacle),
+        lambda runner: _predict(config, experiments, runner, obstacle),
     )
 
 
 def _predict(
     config: Config,
     experiments: Sequence[Experiment],
-    execution: Execution,
+    runner: Runner,
     obstacle: str | None,
 ) -> ExitCode:
     # Imported late: SciPy takes half a second, which would delay an error message.
     from trainers.experiments.predict.fitting import executed_with_links, fit
     from trainers.experiments.predict.report import Report
 
-    folder, console = execution.folder, execution.console
+    folder, console = runner.folder, runner.console
     if obstacle is not None:
         console.warn(
             f"no network is emulated, bytes on the wire are not measured: {obstacle}"
         )
     runs = []
     for experiment, executed in executed_with_links(
-        experiments, obstacle is None, lambda e: execution.run(e.name, e.config)
+        experiments, obstacle is None, lambda e: runner.run(e.name, e.config)
     ):
         if not executed.run.has_trained:
-            return execution.end_after(executed, executed.run.arm)
+            return runner.end_after(executed, executed.run.arm)
         runs.append((experiment, executed))
     report = Report(config, fit(runs))
     write_json(folder.result, report.content(command_again(config)))

@@ -12,7 +12,7 @@ from trainers.config.config import Config
 from trainers.experiments.arms import Arm
 from trainers.experiments.command import command_again
 from trainers.experiments.run_record import errors_after_training
-from trainers.experiments.runner import Executed, Execution, with_runs
+from trainers.experiments.runner import Executed, Runner, with_runs
 from trainers.experiments.verify.arms import is_comparable, reference_of, subjects_of
 from trainers.experiments.verify.diagnosis import find_cause
 from trainers.experiments.verify.keras_arm import KerasFinding, judge_keras
@@ -38,27 +38,27 @@ def verify(config: Config, cluster: Cluster, console: Console) -> ExitCode:
         config,
         console,
         ", ".join(arm.name for arm in arms),
-        lambda execution: _verify(config, reference_arm, arms, execution),
+        lambda runner: _verify(config, reference_arm, arms, runner),
     )
 
 
 def _verify(
-    config: Config, reference_arm: Arm, arms: Sequence[Arm], execution: Execution
+    config: Config, reference_arm: Arm, arms: Sequence[Arm], runner: Runner
 ) -> ExitCode:
-    folder, console = execution.folder, execution.console
+    folder, console = runner.folder, runner.console
     runs = [(reference_arm.name, reference_arm.config)]
     for arm in arms:
         # One device as a strategy is the reference once more, in a folder beside it.
         again = "-again" if arm.name == reference_arm.name else ""
         runs.append((f"{arm.name}{again}", arm.config))
-    reference, *recorded = execution.run_all(runs)
+    reference, *recorded = runner.run_all(runs)
     if not reference.run.has_trained:
         name = f"{reference.run.arm}, which all are compared with,"
-        return execution.end_after(reference, name)
+        return runner.end_after(reference, name)
     is_keras = reference.config.model.keras_fit
     keras = None if is_keras else judge_keras(reference)
     findings = [
-        _find(arm, run, reference, execution)
+        _find(arm, run, reference, runner)
         for arm, run in zip(arms, recorded, strict=True)
     ]
     found = content(keras, findings, reference, command_again(config))
@@ -76,9 +76,7 @@ def _verify(
     return _exit_code(keras, findings)
 
 
-def _find(
-    arm: Arm, recorded: Executed, reference: Executed, execution: Execution
-) -> Finding:
+def _find(arm: Arm, recorded: Executed, reference: Executed, runner: Runner) -> Finding:
     """Compares the run of a strategy with the reference and returns the finding."""
     # A diverged strategy can be compared: its steps up to the divergence are recorded.
     has_diverged = recorded.run.status == "diverged"
@@ -86,11 +84,11 @@ def _find(
         return Finding(arm=arm, recorded=recorded, verdict=Verdict.FAILED)
     if not is_comparable(arm.config):
         return Finding(arm=arm, recorded=recorded, verdict=Verdict.NOT_COMPARABLE)
-    judgement = judge_with_rounding(recorded, reference, execution.run_once)
+    judgement = judge_with_rounding(recorded, reference, runner.run_once)
     cause = None
     if judgement.verdict is Verdict.DIFFERENT:
         # Unless the recordings suffice, runs both again without one feature at a time.
-        cause = find_cause(arm.name, recorded, reference, judgement, execution.run_once)
+        cause = find_cause(arm.name, recorded, reference, judgement, runner.run_once)
     return Finding(
         arm=arm,
         recorded=recorded,

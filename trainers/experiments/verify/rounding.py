@@ -18,7 +18,7 @@ from trainers.experiments.verify.differences import agreement
 from trainers.experiments.verify.tolerance import EPSILON
 from trainers.experiments.verify.verdict import Judgement, Verdict, judge
 
-# Such as `Execution.run_once`.
+# Such as `Runner.run_once`.
 RunOnce = Callable[[str, Config], Executed]
 
 # A second difference by rounding is seldom ten times the first: of two normal numbers

@@ -29,7 +29,7 @@ from trainers.experiments.measurement import Measured
 from trainers.experiments.predict.experiments import arms_of, of_an_arm
 from trainers.experiments.predict.fitting import executed_with_links, measured
 from trainers.experiments.predict.links import BANDWIDTHS_MBIT
-from trainers.experiments.runner import Execution, ExperimentDir
+from trainers.experiments.runner import ExperimentDir, Runner
 from trainers.fault_tolerance.preemption import PreemptionSignals
 
 SCHEMA = json.loads((processes.ROOT / "docs/predict.schema.json").read_text("utf-8"))
@@ -181,11 +181,11 @@ def test_runs_over_links_take_the_time_of_their_bytes(
     folder.begin()
     with PreemptionSignals() as signals:
         starter = processes.templates().starter
-        execution = Execution(folder, Console(), signals, starter)
+        runner = Runner(folder, Console(), signals, starter)
         runs = [
             measured(*run)
             for run in executed_with_links(
-                experiments, True, lambda each: execution.run(each.name, each.config)
+                experiments, True, lambda each: runner.run(each.name, each.config)
             )
         ]
     assert [(run.size, run.bandwidth_mbit) for run in runs] == [
