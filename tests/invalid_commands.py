@@ -75,6 +75,22 @@ BEFORE_TENSORFLOW = [
         *("--script=a.ipynb", "notebook", "nbconvert", "trainers.fit"),
         prepare=write("a.ipynb", '{"cells": []}'),
     ),
+    row(
+        "--script=README.md",
+        *("--script=README.md, line 3, is not Python", "invalid syntax"),
+        prepare=write("README.md", "# Title\n\nSome *text*\n"),
+    ),
+    row(
+        "--script=a.py --strategy=multi_worker_mirrored",
+        *("--script=a.py, line 2, is not Python", "'(' was never closed"),
+        prepare=write("a.py", "import keras\nx = (1,\n"),
+    ),
+    row(
+        "--script=a.py",
+        *("--script=a.py, line 2, is not Python", "null bytes"),
+        prepare=write("a.py", b"import keras\nx = 1\0\n"),
+    ),
+    row("--script=.", "--script=. is no file"),
     row("--seed", "--seed", "--name=value"),
     row("--seed=", "--seed=", "whole numbers"),
     row("--seed=-1", "--seed=-1", "0 or more"),

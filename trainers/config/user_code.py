@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import pathlib
 import shlex
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +24,7 @@ def check_packages(config: Config) -> None:
 
     Raises:
       UsageError: A package is missing, or a module has the name of a package of this
-        project; the message names the first one.
+        project; the message names the first one. Or --script is no Python program.
     """
     script = config.model.script
     if script is not None and not pathlib.Path(script).is_file():
@@ -34,6 +36,8 @@ def check_packages(config: Config) -> None:
             f"--script={shown(script)} is a notebook: save it as a program (jupyter "
             "nbconvert --to script), or call trainers.fit in it."
         )
+    if script is not None:
+        _check_syntax(script)
     try:
         for name, value in _factories(config.to_dict()).items():
             factories.check_package(value, name)
@@ -41,6 +45,33 @@ def check_packages(config: Config) -> None:
             check_names(script, f"--script={script}")
     except ValueError as error:
         raise UsageError(str(error)) from error
+
+
+def _check_syntax(script: str) -> None:
+    """Rejects a program that Python cannot compile, such as a text."""
+    try:
+        content = pathlib.Path(script).read_bytes()
+        # Python runs compiled files and archives of modules too.
+        if content.startswith((importlib.util.MAGIC_NUMBER, b"PK")):
+            return
+        with warnings.catch_warnings():
+            # Python warns when it runs the program.
+            warnings.simplefilter("ignore")
+            compile(content, script, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        # Python names no line with a null byte.
+        line = (
+            getattr(error, "lineno", None)
+            or content.partition(b"\0")[0].count(b"\n") + 1
+        )
+        words = shown(getattr(error, "msg", str(error)))
+        raise UsageError(
+            f"--script={shown(script)}, line {line}, is not Python ({words}): correct "
+            "it, or give the path of a Keras program."
+        ) from error
+    except (OSError, RecursionError, MemoryError):
+        # The program reports its error when it runs.
+        return
 
 
 def check_given(

@@ -156,8 +156,6 @@ def _ended_in(error: BaseException) -> str:
 
 def _line_of(path: str, error: BaseException) -> str:
     """Returns the line of a program's innermost call in an error, as `, line 12,`."""
-    if isinstance(error, SyntaxError) and error.lineno:
-        return f", line {error.lineno},"
     # The last one is the innermost call in the program's own file.
     lines = [
         frame.lineno

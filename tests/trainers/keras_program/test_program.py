@@ -369,7 +369,7 @@ def test_epochs_are_counted_as_the_program_counts_them(tmp_path: pathlib.Path) -
     [
         ("raise KeyError('lost')", ("train.py, line 9, failed", "KeyError", "lost")),
         further("model.fit(x, y)\n1 / 0", ("line 10, failed", "ZeroDivisionError")),
-        ("def f(:", ("line 9, failed", "SyntaxError")),
+        ("\nexec('x = (')", ("line 10, failed", "SyntaxError: '(' was never")),
         ("print(1)", ("without a call of keras.Model.fit",)),
         further("model.fit(x, y)\nraise SystemExit(3)", ("line 10", "sys.exit(3)")),
         (
