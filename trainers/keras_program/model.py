@@ -75,7 +75,7 @@ class LentModel:
         """
         few = functools.cache(lambda: few_examples(data.to_look_at))
         with wrap_user_errors(self._flag):
-            rows = fixed_rows(self.model, few())
+            rows = fixed_rows(self.model, few().features)
         if rows is not None:
             few = functools.cache(lambda: few_examples(data.to_look_at, rows))
 
@@ -113,7 +113,7 @@ class LentModel:
             has_loss = getattr(self.model, "loss", None) is not None
             if is_own or not (has_labels and has_loss):
                 held_out = _held_out(data, rows)
-                objective = own_step(self.model, some, held_out)
+                objective = own_step(self.model, some, held_out, rows)
                 self.remark = objective.remark
                 self._take_optimizers(objective)
             else:

@@ -175,10 +175,17 @@ def check_shardable(
         raise UsageError(f"{flag} does not fit weights in float8: leave it out.")
 
 
-def check_own_step(objective: OwnStep, config: Config) -> None:
+def check_own_step(objective: OwnStep, config: Config, num_replicas: int) -> None:
     """Refuses a step of the model's own where it cannot be divided as it has to be."""
     title, choice = objective.title, config.strategy
     averaged = choice.averaged
+    num_parts = choice.num_shards(num_replicas) * choice.gradient_accumulation_steps
+    if objective.rows is not None and num_parts > 1:
+        raise UsageError(
+            f"{title} computes batches of {objective.rows} examples alone, so that "
+            f"nothing shows how its {num_parts} parts of a batch add up: choose "
+            "--strategy=one_device, or take the size of a batch from the inputs."
+        )
     if averaged == "losses":
         raise UsageError(
             f"--average=losses does not fit {title}, which differentiates by itself: "

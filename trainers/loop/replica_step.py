@@ -29,7 +29,7 @@ def replica_step(
     step: ReplicaFunction = train_step
     num_parts = config.strategy.gradient_accumulation_steps
     if isinstance(train_step, OwnTrainStep):
-        checks.check_own_step(train_step.objective, config)
+        checks.check_own_step(train_step.objective, config, strategy.num_replicas)
         if num_parts == 1 and not config.report.replica_statistics:
             return train_step.in_turn()
     if num_parts > 1:

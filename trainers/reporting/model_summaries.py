@@ -13,7 +13,6 @@ import tensorflow as tf
 from strategies.common.private_apis.models import flat_layers
 from trainers.inputs.sources import Data, first_examples
 from trainers.model.histograms import histogram
-from trainers.user_code.few_examples import few_examples
 from trainers.user_code.fixed_rows import fixed_rows
 
 _NUM_SAMPLES = 32
@@ -25,8 +24,10 @@ class Inspection:
     def __init__(self, model: keras.Model, data: Data):
         self._model = model
         # Read once: every summary shows the same examples.
-        rows = fixed_rows(model, few_examples(data.to_look_at))
-        self._features, _ = first_examples(data.to_look_at, rows or _NUM_SAMPLES)
+        self._features, _ = first_examples(data.to_look_at, _NUM_SAMPLES)
+        rows = fixed_rows(model, self._features)
+        if rows is not None:
+            self._features, _ = first_examples(data.to_look_at, rows)
         compute = functools.partial(_activations, model)
         # Some layers of a user's own work in a graph alone, such as one that hands its
         # weight to a function with `tf.custom_gradient`.

@@ -7,20 +7,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from strategies.common.types import Batch
 
-
-def fixed_rows(model: keras.Model, few: Batch) -> int | None:
+def fixed_rows(model: keras.Model, features: Any) -> int | None:
     """Returns the only number of examples a model computes; None if it takes any.
 
     The number of rows of an input is no sign of it: a Sequential model has that of the
     first rows it was called with, and Keras trains it with others. So the model is
-    traced with a few examples, which changes nothing.
+    traced with the features of a few examples, which changes nothing.
     """
     if not model.built:
         return None
     rows = {one.shape[0] for one in getattr(model, "inputs", ())} - {None}
-    if len(rows) != 1 or few.num_rows.numpy() in rows:
+    if len(rows) != 1 or tf.nest.flatten(features)[0].shape[0] in rows:
         return None
 
     def trace(features: Any) -> Any:
@@ -28,7 +26,7 @@ def fixed_rows(model: keras.Model, few: Batch) -> int | None:
             return model(features, training=False)
 
     try:
-        tf.function(trace, autograph=False).get_concrete_function(few.features)
+        tf.function(trace, autograph=False).get_concrete_function(features)
     # Whatever it is, an error of the model itself appears again where it is called.
     except Exception:
         return int(rows.pop())

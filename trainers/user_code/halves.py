@@ -16,18 +16,23 @@ from trainers.user_code.few_examples import rows_of
 from trainers.user_code.independence import agree
 
 
-def on_halves(run: Callable[[Batch], Any], few: Batch) -> list[Any]:
+def on_halves(
+    run: Callable[[Batch], Any], few: Batch, is_divisible: bool = True
+) -> list[Any]:
     """Returns results of a function for examples, each half of them, and all again.
 
     They tell apart a mean over examples, a sum, and neither, and the last one random
     numbers. The function runs in a graph, as in `fit`: a step may use what eager
-    tensors do not have.
+    tensors do not have. A single example, and examples that are not divisible, are
+    their only half.
     """
     traced = tf.function(counted_alone(run), autograph=False)
     num_rows = tf.nest.flatten(few.features)[0].shape[0]
-    half = max(num_rows // 2, 1)
-    halves = [range(half), range(half, 2 * half)] if num_rows > 1 else [range(1)]
-    whole = range(half * len(halves))
+    halves = [range(num_rows)]
+    if is_divisible and num_rows > 1:
+        half = num_rows // 2
+        halves = [range(half), range(half, 2 * half)]
+    whole = range(sum(map(len, halves)))
     return [traced(_part(few, rows)) for rows in (whole, *halves, whole)]
 
 

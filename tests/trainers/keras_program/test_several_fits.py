@@ -338,15 +338,34 @@ model.compile("sgd", "mse", metrics=["mae"])
 model.fit(x, x.sum(axis=1), batch_size=24, epochs=2, validation_data=(x, x[:, 0]))
 """
 
+_FIXED_ROWS_OF_OWN_STEP = _FIXED_ROWS.replace("keras.Model(", "Own(").replace(
+    "import numpy as np\n",
+    """import numpy as np
+import tensorflow as tf
+
+class Own(keras.Model):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            predictions = self(x, training=True)
+            loss = self.compute_loss(x, y, predictions)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        metrics = self.compute_metrics(x, y, predictions)
+        return {**metrics, "loss": loss, "twice": 2 * loss}
+""",
+)
+
 
 # A model of the kind is rare, and each look at one takes its rows from one place.
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("text", [_FIXED_ROWS, _FIXED_ROWS_OF_OWN_STEP])
 def test_one_replica_trains_a_model_of_batches_of_one_size(
-    tmp_path: pathlib.Path,
+    text: str, tmp_path: pathlib.Path
 ) -> None:
     plain, run = tmp_path / "plain", tmp_path / "run"
     for folder in (plain, run):
         folder.mkdir()
     flags = ("--strategy=one_device", "--set=report.histogram_every_steps=1")
-    found = under(run, _FIXED_ROWS, *flags)
-    assert_same(found, by_fit(plain, _FIXED_ROWS))
+    found = under(run, text, *flags)
+    assert_same(found, by_fit(plain, text))

@@ -66,6 +66,7 @@ class OwnStep:
       updates: Updates of a step, in order.
       passes: Updates of each computation of a step, which is computed again for updates
         that need what an earlier one has changed; see `passes_of`.
+      rows: Only number of examples that a step computes; None if it takes any.
       remark: Warning about what replicas cannot do alike; None for none.
     """
 
@@ -75,6 +76,7 @@ class OwnStep:
     has_sparse_gradients: bool
     updates: Sequence[OwnUpdate]
     passes: Sequence[slice]
+    rows: int | None
     remark: str | None
     # Not fields: see `Objective`; `keras.Model.compile` takes no such step.
     classes = compiled = totals = None

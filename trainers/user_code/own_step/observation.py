@@ -73,7 +73,7 @@ class Observed(NamedTuple):
         )
 
 
-def observe(step: ModelStep, few: Batch) -> Observed:
+def observe(step: ModelStep, few: Batch, is_divisible: bool) -> Observed:
     """Runs a step on some examples and on halves of them; nothing is changed."""
     # An example gets the same ones in a half as among all.
     replayed = ReplayedRandomNumbers()
@@ -101,7 +101,7 @@ def observe(step: ModelStep, few: Batch) -> Observed:
             changes_in(scope, variables),
         )
 
-    outputs = on_halves(run, few)
+    outputs = on_halves(run, few, is_divisible)
     scope, sources = kept
     changes, gradients, norms, reported, states = zip(*outputs, strict=True)
     *sums, again = (tf.nest.flatten(one) for one in gradients)

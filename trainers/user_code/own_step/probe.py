@@ -23,20 +23,26 @@ from trainers.user_code.own_step.observation import Observed, observe
 from trainers.user_code.state_remark import normalizes_batches
 
 
-def own_step(model: keras.Model, few: Batch, held_out: Batch | None) -> OwnStep:
+def own_step(
+    model: keras.Model,
+    few: Batch,
+    held_out: Batch | None,
+    rows: int | None = None,
+) -> OwnStep:
     """Returns the objective of a model that trains or evaluates by itself.
 
     Args:
       model: Compiled model, whose variables belong to this process.
       few: A few examples to train on.
       held_out: A few examples to evaluate on; None for none.
+      rows: Only number of examples that the model computes; None if it takes any.
 
     Raises:
       UsageError: The model's `train_step` calls no optimizer, or one of its metrics is
         no sum over examples or batches.
     """
     _build(model, few)
-    train, seen = _probed(model, "train_step", few)
+    train, seen = _probed(model, "train_step", few, rows is None)
     if not seen.updates:
         raise UsageError(
             f"{type(model).__name__}.train_step hands no gradients to an optimizer: "
@@ -44,7 +50,7 @@ def own_step(model: keras.Model, few: Batch, held_out: Batch | None) -> OwnStep:
         )
     test = None
     if held_out is not None:
-        test = _probed(model, "test_step", held_out)[0]
+        test = _probed(model, "test_step", held_out, rows is None)[0]
     numbers = seen.gradients, seen.rounding
     updates = [OwnUpdate(update.optimizer, update.variables) for update in seen.updates]
     passes = passes_of(updates, seen.reads_after)
@@ -62,6 +68,7 @@ def own_step(model: keras.Model, few: Batch, held_out: Batch | None) -> OwnStep:
         has_sparse_gradients=seen.has_sparse_gradients,
         updates=updates,
         passes=passes,
+        rows=rows,
         remark=_remark(train, seen),
     )
 
@@ -111,10 +118,12 @@ def _build(model: keras.Model, few: Batch) -> None:
     tf.function(lambda: step.call(few), autograph=False).get_concrete_function()
 
 
-def _probed(model: keras.Model, name: str, few: Batch) -> tuple[ModelStep, Observed]:
+def _probed(
+    model: keras.Model, name: str, few: Batch, is_divisible: bool
+) -> tuple[ModelStep, Observed]:
     """Returns a step with its logs and metrics, and the observations."""
     step = ModelStep(model=model, name=name, metrics=_metrics_of(model))
-    seen = observe(step, few)
+    seen = observe(step, few, is_divisible)
     metrics = [
         dataclasses.replace(
             own,

@@ -10,8 +10,11 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
+from strategies.common.errors import UsageError
 from tests.markers import further
 from tests.trainers.user_code.own_step.few import few_examples
+from trainers.config.config import Config
+from trainers.loop.checks import check_own_step
 from trainers.user_code.own_step.probe import own_step
 
 
@@ -106,6 +109,19 @@ class Deep(keras.Model):
             zip(tape.gradient(loss, weights), weights, strict=True)
         )
         return {"loss": loss}
+
+
+def test_nothing_is_known_of_parts_of_batches_of_one_size() -> None:
+    model = Projected(of_others_in_the_batch)
+    model.compile(optimizer="sgd")
+    few = few_examples()
+    objective = own_step(model, few, held_out=None, rows=int(few.num_rows))
+    assert objective.remark is None
+    check_own_step(objective, Config().replace(strategy="mirrored"), num_replicas=1)
+    for settings in ({}, {"gradient_accumulation_steps": 2}):
+        config = Config().replace(strategy="mirrored", **settings)
+        with pytest.raises(UsageError, match="2 parts of a batch"):
+            check_own_step(objective, config, num_replicas=2 // (len(settings) + 1))
 
 
 # Of the two, bfloat16 has fewer digits.
