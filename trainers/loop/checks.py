@@ -209,10 +209,17 @@ def check_own_step(objective: OwnStep, config: Config, num_replicas: int) -> Non
 
 
 def check_trainable(model: keras.Model, config: Config) -> None:
-    """Rejects a model without weights to train."""
+    """Rejects a model without weights to train, or with weights that are not real."""
+    script = config.model.script
+    given = f"--script={script}" if script else f"--model={config.model.model}"
+    for variable in model.trainable_variables:
+        if "complex" in variable.dtype:
+            raise UsageError(
+                f"{given} has {variable.path!r} of {variable.dtype}, and norms, sums "
+                "and losses here are of real numbers: keep the real and the imaginary "
+                "part in weights of their own, and join them by tf.complex."
+            )
     if not model.trainable_variables:
-        script = config.model.script
-        given = f"--script={script}" if script else f"--model={config.model.model}"
         raise UsageError(
             f"{given} has no weights to train: none of its layers has weights with "
             f"trainable=True ({len(model.variables)} variables are frozen); "

@@ -26,6 +26,7 @@ from trainers.user_code import wrap_user_errors
 from trainers.user_code.checks import (
     check_ids,
     check_methods,
+    check_states,
     check_values,
     labels_blamed,
 )
@@ -144,6 +145,7 @@ def custom_model(config: ModelConfig, data: Data) -> CustomModel:
         with wrap_user_errors(flag):
             model, created = _made(make, data, flag)
             check_methods(model)
+            check_states(model)
             model = _with_own_variables(model, created, before, flag)
             build_with(model, few)
         before.append(model)

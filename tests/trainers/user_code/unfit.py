@@ -249,6 +249,33 @@ def connected() -> keras.Model:
     return model
 
 
+class Turn(keras.layers.Layer):
+    """Multiplies by a matrix of complex numbers."""
+
+    def build(self, input_shape: Any) -> None:
+        self.kernel = self.add_weight(
+            shape=(input_shape[-1], 3), dtype="complex64", initializer="ones"
+        )
+
+    def call(self, inputs: Any) -> Any:
+        return tf.math.real(tf.matmul(tf.cast(inputs, tf.complex64), self.kernel))
+
+
+def complex_weight() -> keras.Model:
+    model = keras.Sequential([Turn(name="turn")])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def with_states() -> keras.Model:
+    inputs = keras.Input(batch_shape=(20, 5))
+    hidden = keras.layers.Reshape((5, 1))(inputs)
+    hidden = keras.layers.GRU(4, stateful=True, name="kept")(hidden)
+    model = keras.Model(inputs, keras.layers.Dense(3)(hidden))
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
 def too_few_outputs() -> keras.Model:
     model = factories.stacked(2)
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
