@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -16,6 +18,7 @@ from strategies.common.private_apis.fit_data import (
     split_arrays,
     whole_arrays,
 )
+from strategies.common.text import shown
 from strategies.config import StrategyConfig
 from trainers.inputs.sources import (
     ArraySource,
@@ -25,7 +28,11 @@ from trainers.inputs.sources import (
     first_examples,
 )
 from trainers.keras_program.fit_arguments import FitArguments
-from trainers.keras_program.streams.open_stream import open_stream, refusals_named
+from trainers.keras_program.streams.open_stream import (
+    check_leaves,
+    open_stream,
+    refusals_named,
+)
 from trainers.keras_program.streams.stream import ProgramStream
 
 
@@ -41,6 +48,12 @@ def data_of_fit(arguments: FitArguments, seed: int) -> Data:
             "fit has no training data: give x, such as an array or a tf.data.Dataset."
         )
     examples = given.x, given.y, given.sample_weight
+    _check_arrays(examples, "training data")
+    if not isinstance(given.class_weight, (Mapping, types.NoneType)):
+        raise UsageError(
+            f"fit has {shown(repr(given.class_weight))} as its class_weight: give a "
+            "dict of a weight by class."
+        )
     held_out = None
     if given.validation_data is None and given.validation_split:
         # Before class weights become sample weights: validation has none.
@@ -121,6 +134,7 @@ def _validation(arguments: FitArguments) -> Source:
                 f"fit has validation_data of {len(given)} parts: give (x, y) or "
                 "(x, y, sample_weight)."
             ) from error
+        _check_arrays((x, y, weights), "validation data")
         found = _arrays(x, y, weights, None, "validation data")
     found = _first_batches(found, arguments)
     if found is not None:
@@ -141,6 +155,28 @@ def _first_batches(found: FitData | None, arguments: FitArguments) -> FitData | 
             lambda values: values[: steps * size], tuple(found), none_is_leaf=False
         )
     )
+
+
+def _check_arrays(values: tuple[Any, Any, Any], name: str) -> None:
+    """Refuses what has no row for each example; the data may be no arrays at all."""
+    check_leaves(values, name)
+    for part in values:
+        leaves = keras.tree.flatten(part)
+        if part is not None and any(leaf is None for leaf in leaves):
+            raise UsageError(
+                f"fit has None among the arrays of its {name}: leave it out."
+            )
+        # NumPy would fill up the rows, and `fit` does not.
+        if any(isinstance(leaf, tf.RaggedTensor) for leaf in leaves):
+            raise UsageError(
+                f"fit has ragged {name}, of which replicas cannot take rows: make them "
+                "dense, as by RaggedTensor.to_tensor."
+            )
+        if any(getattr(leaf, "shape", None) == () for leaf in leaves):
+            raise UsageError(
+                f"fit has an array of shape () in its {name}: give one with a row for "
+                "each example."
+            )
 
 
 def _arrays(

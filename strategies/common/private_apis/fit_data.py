@@ -117,6 +117,8 @@ def whole_arrays(
     """
     if not array_data_adapter.can_convert_arrays((x, y, sample_weight)):
         return None
+    if class_weight is not None and y is None:
+        raise ValueError("class_weight needs labels (y).")
     num_examples = keras.tree.flatten(x)[0].shape[0]
     adapter = array_data_adapter.ArrayDataAdapter(
         x,

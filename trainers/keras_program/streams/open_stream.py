@@ -18,7 +18,7 @@ from strategies.common.private_apis.fit_data import (
     spec_of_batches,
     without_reading_ahead,
 )
-from strategies.common.text import one_line
+from strategies.common.text import one_line, shown
 from trainers.keras_program.streams.passes import (
     OnePass,
     ReadPasses,
@@ -31,6 +31,12 @@ from trainers.keras_program.streams.random_state import random_state_kept
 from trainers.keras_program.streams.shuffled import Shuffled
 from trainers.keras_program.streams.stream import ProgramStream
 from trainers.keras_program.streams.windows import tensors_of
+
+# Features, labels and sample weights.
+_MOST_PARTS = 3
+# What Python has in place of an array.
+_NO_ARRAYS = (bool, int, float, complex, str, bytes)
+_MOST_CHARACTERS = 300
 
 
 def open_stream(
@@ -87,7 +93,9 @@ def open_stream(
     passes = ReadPasses(
         opened, num_batches, name, is_endless=is_endless, is_kept=is_validation
     )
-    one_pass = passes_of_reader(passes.read, spec_of_batches(first_two))
+    with refusals_named(name):
+        spec = spec_of_batches(first_two)
+    one_pass = passes_of_reader(passes.read, spec)
     return _stream(one_pass, full, num_batches)
 
 
@@ -134,6 +142,16 @@ def _endless(name: str) -> UsageError:
     )
 
 
+def check_leaves(values: Any, name: str) -> None:
+    """Refuses numbers and texts of Python among the arrays of some data."""
+    for leaf in keras.tree.flatten(values):
+        if isinstance(leaf, _NO_ARRAYS):
+            raise UsageError(
+                f"fit has {shown(repr(leaf))} in its {name}, where an array with a row "
+                "for each example has to be: give lists as numpy.array."
+            )
+
+
 @contextlib.contextmanager
 def refusals_named(name: str) -> Iterator[None]:
     """Turns what Keras refuses into an error of the user's.
@@ -146,7 +164,9 @@ def refusals_named(name: str) -> Iterator[None]:
     except UsageError:
         raise
     except (ValueError, TypeError) as error:
-        raise UsageError(f"fit refuses its {name}: {one_line(error)}") from error
+        # Keras's message may have all of the data in it.
+        words = one_line(error)[:_MOST_CHARACTERS]
+        raise UsageError(f"fit refuses its {name}: {words}") from error
 
 
 def _full_batch(batches: Sequence[Any], name: str) -> Any:
@@ -159,13 +179,20 @@ def _full_batch(batches: Sequence[Any], name: str) -> Any:
     Raises:
       UsageError: There are no batches, or replicas cannot take rows of them.
     """
-    if not batches:
-        raise UsageError(f"fit has no batches in its {name}.")
+    for batch in batches:
+        check_leaves(batch, name)
+    if not batches or not all(map(tensors_of, batches)):
+        raise UsageError(f"fit has no batches in its {name}, or empty ones.")
     full = max(batches, key=lambda batch: tuple(tensors_of(batch)[0].shape[:1]))
-    if any(isinstance(part, tf.SparseTensor) for part in tensors_of(full)):
+    if any(isinstance(p, (tf.SparseTensor, tf.RaggedTensor)) for p in tensors_of(full)):
         raise UsageError(
-            f"fit has sparse {name}, of which replicas cannot take rows: make them "
-            "dense, as by tf.sparse.to_dense."
+            f"fit has sparse or ragged {name}, of which replicas cannot take rows: "
+            "make them dense, as by tf.sparse.to_dense or RaggedTensor.to_tensor."
+        )
+    if isinstance(full, tuple) and len(full) > _MOST_PARTS:
+        raise UsageError(
+            f"fit has {name} in batches of {len(full)} parts: give x, (x, y) or "
+            "(x, y, sample_weight)."
         )
     full = tf.nest.map_structure(tf.convert_to_tensor, full)
     sizes = {rows.shape[0] if rows.shape.rank else None for rows in tensors_of(full)}
