@@ -121,7 +121,8 @@ def classifier(build: Build) -> ModelSpec:
         if not data.num_classes:
             raise ValueError(
                 "--model must be your own for this data set: those of this project "
-                "take one array of features, and ids of classes from 0 as labels; "
+                "take one array of features, and ids of classes, 0 to 999,999 at most, "
+                "as labels; "
                 "give --model=package.module:factory, or other data."
             )
         return build(data, settings)

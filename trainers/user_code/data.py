@@ -15,6 +15,7 @@ from strategies.common.private_apis.fit_data import is_batched
 from strategies.common.text import shown
 from trainers.config.data import DataConfig
 from trainers.inputs.sources import ArraySource, Data, Source, train_eval_split
+from trainers.inputs.tfrecord.schema import LARGEST_LABEL
 from trainers.user_code import wrap_user_errors
 
 _ACCEPTED = (
@@ -68,7 +69,8 @@ def _data(made: Any, eval_fraction: float) -> Data:
     _check_numbers(features, labels)
     num_classes = 0
     if not tf.nest.is_nested(features) and not tf.nest.is_nested(labels):
-        num_classes = max(_num_classes(train), _num_classes(evaluation))
+        counts = _num_classes(train), _num_classes(evaluation)
+        num_classes = max(counts) if all(counts) else 0
     return Data(
         train=train,
         evaluation=evaluation,
@@ -214,7 +216,9 @@ def _ids(source: Source) -> np.ndarray | None:
 
 def _num_classes(source: Source) -> int:
     ids = _ids(source)
-    return 0 if ids is None or ids.min() < 0 else int(ids.max()) + 1
+    if ids is None or ids.min() < 0 or ids.max() > LARGEST_LABEL:
+        return 0
+    return int(ids.max()) + 1
 
 
 def _of_dataset(dataset: tf.data.Dataset) -> ArraySource:

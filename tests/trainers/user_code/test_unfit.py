@@ -79,6 +79,15 @@ def test_data_is_refused(
     assert words in line
 
 
+def test_labels_that_would_be_too_many_classes_are_refused(
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(
+        capfd, tmp_path, "--model=mlp", f"--dataset={UNFIT}:labels_too_large"
+    )
+    assert "ids of classes, 0 to 999,999 at most" in line
+
+
 def test_arrays_that_every_batch_would_share_are_refused_for_any_model(
     tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

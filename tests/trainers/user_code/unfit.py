@@ -180,6 +180,11 @@ def labels_from_minus_one() -> Any:
     return features, labels - 1
 
 
+def labels_too_large() -> Any:
+    features, labels = factories.arrays()
+    return features, labels + 2_000_000_000
+
+
 def labels_in_a_column() -> Any:
     features, labels = factories.arrays()
     return features, labels[:, None] + 7
