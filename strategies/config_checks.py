@@ -95,7 +95,7 @@ def _check_backup_workers(config: StrategyConfig) -> None:
 
 
 def check_workers_left(config: StrategyConfig, num_workers: int) -> None:
-    """Refuses so many backup workers that an update would wait for none."""
+    """Refuses backup workers if an update would wait for no worker."""
     if config.backup_workers >= num_workers:
         raise UsageError(
             f"--backup_workers={config.backup_workers} of {num_workers} workers leaves "

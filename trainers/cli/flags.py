@@ -34,6 +34,7 @@ from trainers.config.groups import (
 )
 from trainers.config.prediction import PredictionConfig
 from trainers.config.program import DECIDED_UNLESS_GIVEN
+from trainers.config.run import MODES_THAT_START_RUNS
 from trainers.config.used_settings import (
     check_used,
     check_used_by_one,
@@ -63,6 +64,9 @@ def parse(argv: Sequence[str]) -> Config:
     # contradict `--strategies` if it is none of them.
     if "strategies" in given and "strategy" not in given:
         in_file.pop("strategy", None)
+    # That of the run is full already, and an experiment's has another content.
+    if chosen is not None and given.get("mode") in MODES_THAT_START_RUNS:
+        in_file.pop("run_dir", None)
     settings, names = _without_decisions(in_file, chosen, given)
     if settings.get("strategies") and "strategy" not in settings:
         config = _with_one_of_its_strategies(settings)
@@ -75,7 +79,7 @@ def parse(argv: Sequence[str]) -> Config:
 def _without_decisions(
     in_file: Mapping[str, Any], chosen: frozenset[str] | None, given: Mapping[str, Any]
 ) -> tuple[dict[str, Any], frozenset[str]]:
-    """Returns settings of a file and flags, and the names of those that were given.
+    """Returns settings of a file and flags, and the names of the given ones.
 
     A run's config.json has what the run decided, and its program, perhaps in its last
     `fit`.

@@ -16,15 +16,13 @@ from strategies.processes.network_isolation import REQUIRED
 from strategies.processes.parent import LAUNCHER_PID
 from trainers.cli.tensorflow_setup import load_tensorflow
 from trainers.config.config import Config
+from trainers.config.run import MODES_THAT_START_RUNS
 from trainers.run_dir.run_dir import RunDir
-
-# These modes start each run as a separate process and leave the cores to the runs.
-_MODES_THAT_START_RUNS = ("verify", "compare", "predict", "explain")
 
 
 def needs_tensorflow(config: Config) -> bool:
     """Returns whether this process computes anything itself."""
-    return config.run.mode not in _MODES_THAT_START_RUNS
+    return config.run.mode not in MODES_THAT_START_RUNS
 
 
 def cluster_of(config: Config, environment: Mapping[str, str]) -> Cluster | None:
@@ -45,7 +43,7 @@ def cluster_of(config: Config, environment: Mapping[str, str]) -> Cluster | None
     is_started_here = cluster is None and not slurm.is_step(environment)
     if is_started_here:
         check_workers_left(config.strategy, config.strategy.expected_workers)
-    if config.run.mode in _MODES_THAT_START_RUNS:
+    if config.run.mode in MODES_THAT_START_RUNS:
         if cluster is not None:
             raise UsageError(
                 f"--mode={config.run.mode} starts runs by itself, but TF_CONFIG says "

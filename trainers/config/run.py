@@ -14,6 +14,9 @@ MODES = (
     "devices",
 )
 
+# These start each run as a separate process, in folders below their own.
+MODES_THAT_START_RUNS = ("verify", "compare", "predict", "explain")
+
 LARGEST_SEED = 2**31 - 1
 # Updates of a run for which neither --train_steps nor --epochs is given.
 DEFAULT_TRAIN_STEPS = 1000

@@ -869,6 +869,18 @@ def test_a_file_of_a_run_leaves_what_the_run_decided_to_the_next(
     assert parse(file, "--strategy=tower").model.jit_compile == "on"
 
 
+def test_a_file_of_a_run_does_not_choose_the_folder_of_an_experiment(
+    tmp_path: pathlib.Path,
+) -> None:
+    content = parse("--run_dir=before", "--strategy=tower").to_file()
+    (tmp_path / "config.json").write_text(json.dumps(content), encoding="utf-8")
+    file = f"--config={tmp_path / 'config.json'}"
+    assert parse(file, "--mode=evaluate").run.run_dir == "before"
+    verified = (file, "--mode=verify", "--strategies=tower")
+    assert parse(*verified).run.run_dir is None
+    assert parse(*verified, "--run_dir=after").run.run_dir == "after"
+
+
 @pytest.mark.parametrize("value", [3, [3], ["learning_rat"], {"learning_rate": 1}])
 def test_names_in_a_file_that_are_no_settings_are_refused(
     tmp_path: pathlib.Path, value: Any
