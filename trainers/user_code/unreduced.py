@@ -11,6 +11,7 @@ import tensorflow as tf
 from strategies.common.errors import UsageError
 from strategies.common.private_apis.models import mask_of
 from trainers.user_code import PerBatchError
+from trainers.user_code.few_examples import shapes_in_words
 
 
 class Unreduced(keras.losses.Loss):
@@ -63,8 +64,15 @@ class RowWeights(keras.losses.Loss):
         self._loss = loss
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        """Returns the weights [n], or zeros where they are not needed."""
-        masks = [mask_of(y_pred), mask_of(self._values(y_true, y_pred))]
+        """Returns the weights [n], or zeros where they are not needed.
+
+        Raises:
+          UsageError: Sample weights are not those of examples and their values.
+        """
+        values = self._values(y_true, y_pred)
+        if sample_weight is not None:
+            _check_axes(sample_weight, values, self._loss.name)
+        masks = [mask_of(y_pred), mask_of(values)]
         masks = [tf.cast(mask, self.dtype) for mask in masks if mask is not None]
         if self._loss.reduction == "sum":
             masks = []
@@ -87,6 +95,29 @@ class RowWeights(keras.losses.Loss):
             for given in (y_true, y_pred)
         )
         return self._loss.call(*converted)
+
+
+def _check_axes(weights: Any, values: Any, name: str) -> None:
+    """Refuses weights that Keras does not multiply by the values of their examples.
+
+    Keras aligns the last axes (keras/src/losses/loss.py, `reduce_weighted_values`), so
+    that [n] and [n, t] fit where a batch or a shard has t examples. A last axis of one
+    is the exception.
+    """
+    given, needed = weights.shape, values.shape
+    # The loss of vectors is one number for Keras.
+    if given.rank in (None, needed.rank) or not needed.rank:
+        return
+    longer = max(given, needed, key=len)
+    if abs(given.rank - needed.rank) == 1 and longer[-1] == 1:
+        return
+    fitting = ", ".join(["n", *"1" * (needed.rank - 1)])
+    raise UsageError(
+        f"weights of examples (sample_weight, class_weight) have the shape "
+        f"{shapes_in_words(weights)} and the values of the loss {name!r} "
+        f"{shapes_in_words(values)}, whose last axes Keras would multiply: give "
+        f"weights with as many axes as the values, such as [{fitting}]."
+    )
 
 
 def of_rows(

@@ -240,6 +240,24 @@ def test_a_loss_divides_by_the_examples_that_it_does_not_leave_out() -> None:
     assert_as_evaluated(compiled(loss=loss), *factories.arrays())
 
 
+@pytest.mark.parametrize(
+    ("labels", "weights", "words"),
+    [
+        ([2, 2, 1], [2], r"the shape \[n\].* \[n, 2\].*, such as \[n, 1\]"),
+        ([2, 1], [2, 2], r"the shape \[n, 2\].* \[n\].*, such as \[n\]"),
+    ],
+)
+def test_weights_of_another_axis_than_examples_are_refused(
+    labels: list[int], weights: list[int], words: str
+) -> None:
+    """Keras multiplies them too where as many examples as values make them fit."""
+    model = keras.Sequential([keras.Input(labels[1:]), keras.layers.Dense(1)])
+    model.compile(loss="mse")
+    given = Weighted(np.ones(labels), np.ones(weights))
+    with pytest.raises(UsageError, match=words):
+        means(model, np.ones(labels), given)
+
+
 def test_a_loss_of_pairs_is_refused() -> None:
     with pytest.raises(UsageError, match="another value beside other examples"):
         means(compiled(loss=keras.losses.Circle()), *factories.arrays())
