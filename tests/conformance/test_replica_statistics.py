@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from tests.conformance.custom import assemble_custom
 from tests.conformance.harness import in_one_process
 from trainers.config.config import Config
 from trainers.model.gradient_noise_scale import ReplicaStatistics
+from trainers.run_dir.train_state import check_state
 
 DIVIDE = [
     name
@@ -81,9 +84,18 @@ def test_the_noise_scale_is_that_of_the_examples() -> None:
     random = np.random.default_rng(0)
     true, noise_of_an_example, examples = np.full(10, 0.1), 0.5, 64
     statistics = ReplicaStatistics()
-    for _ in range(4_000):
+    for number in range(4_000):
         noise = random.standard_normal((4, 10)) * noise_of_an_example
         found = statistics.scalars(reported(true + noise / np.sqrt(16), examples))
+        if number == 3_000:
+            beyond_its_type = {"gradient_norm": np.float32(np.inf)}
+            results = reported(true + noise, examples)
+            statistics.scalars(dataclasses.replace(results, details=beyond_its_type))
+            # The run is killed, and continues from a checkpoint.
+            state = statistics.state()
+            check_state(state)
+            statistics = ReplicaStatistics()
+            statistics.restore(state)
     expected = 10 * noise_of_an_example**2 / (true @ true)
     # With ten other seeds the result was 0.977 to 1.005 of this.
     assert found["gradient_noise_scale"] == pytest.approx(expected, rel=0.1)

@@ -10,12 +10,15 @@ steps; far above it, a larger batch does not help.
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs, StepResults
+from trainers.run_dir.train_state import NoiseMeans
 
 PREFIX = "replica/"
 _SQUARE, _COUNT, _LOSS = f"{PREFIX}square", f"{PREFIX}count", f"{PREFIX}loss_"
@@ -66,9 +69,16 @@ class ReplicaStatistics:
     """Running means of the noise estimates, because a single report is too noisy."""
 
     def __init__(self) -> None:
-        self._num_reports = 0
-        self._gradient_square = 0.0
-        self._noise = 0.0
+        self._means = NoiseMeans()
+
+    def state(self) -> dict[str, Any]:
+        """Returns the means for a checkpoint; empty before the first report."""
+        means = self._means
+        return {"noise_scale": dataclasses.asdict(means)} if means.num_reports else {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continues with the means of a checkpoint, which may have none."""
+        self._means = NoiseMeans(**state.get("noise_scale", {}))
 
     def scalars(self, results: StepResults) -> dict[str, float]:
         """Returns the statistics of the last step and the noise scale so far, by tag.
@@ -95,8 +105,9 @@ class ReplicaStatistics:
             found[f"{PREFIX}gradient_cosine"] = product / small
         self._learn(small, large, sums["examples"], count)
         # The estimate can be negative while it is dominated by noise.
-        if self._gradient_square > 0:
-            found["gradient_noise_scale"] = self._noise / self._gradient_square
+        means = self._means
+        if means.gradient_square > 0:
+            found["gradient_noise_scale"] = means.noise / means.gradient_square
         return found
 
     def _learn(self, small: float, large: float, examples: float, count: float) -> None:
@@ -104,12 +115,16 @@ class ReplicaStatistics:
         few = examples / count
         gradient_square = (examples * large - few * small) / (examples - few)
         noise = (small - large) / (1 / few - 1 / examples)
-        self._num_reports += 1
+        # A norm beyond single precision would make all later means infinite.
+        if not (math.isfinite(gradient_square) and math.isfinite(noise)):
+            return
+        means = self._means
+        means.num_reports += 1
         # Running means of the numerator and the denominator: the mean of ratios would
         # be biased.
-        share = 1 / self._num_reports
-        self._gradient_square += share * (gradient_square - self._gradient_square)
-        self._noise += share * (noise - self._noise)
+        share = 1 / means.num_reports
+        means.gradient_square += share * (gradient_square - means.gradient_square)
+        means.noise += share * (noise - means.noise)
 
 
 def without_statistics(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class MetricsWriter:
         self._tracking = tracking
         self._metrics = metrics
         self._errors = WriteErrorReporter(console)
-        self._replica_statistics = ReplicaStatistics()
+        self.replica_statistics = ReplicaStatistics()
         self._inspection = Inspection(parts.model, parts.data)
         self.summaries = Summaries(
             folder.tensorboard, self._errors, run_name=folder.name
@@ -82,7 +82,7 @@ class MetricsWriter:
             "learning_rate": self._learning_rate(event),
             "examples_per_second": metrics.window.examples_per_second(),
             **metrics.idle.scalars(),
-            **self._replica_statistics.scalars(event.results),
+            **self.replica_statistics.scalars(event.results),
         }
         scalars = {
             **by_tag(means),

@@ -143,6 +143,7 @@ class Reporter(NullReporter):
         """Restores measurements from a checkpoint, and values from metrics.jsonl."""
         self._metrics.begin_window(state.get("interval_sums"))
         self._metrics.counters.restore(state.get("tally", {}))
+        self._writer.replica_statistics.restore(state)
         self._writer.restore()
 
     @contextlib.contextmanager
@@ -220,6 +221,7 @@ class Reporter(NullReporter):
             "tally": dataclasses.asdict(self._metrics.counters),
             "data": dataclasses.asdict(self._data_size()),
             **self._rollbacks.state(),
+            **self._writer.replica_statistics.state(),
             **program,
         }
         what = f"the checkpoint of step {step} cannot be written"

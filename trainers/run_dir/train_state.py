@@ -69,6 +69,15 @@ class DataSize:
     evaluation: int = 0
 
 
+@dataclasses.dataclass(slots=True)
+class NoiseMeans:
+    """Running means of the two parts of the gradient noise scale, over reports."""
+
+    num_reports: int = 0
+    gradient_square: float = 0.0
+    noise: float = 0.0
+
+
 # What a program's callbacks have in their attributes, by callback.
 CALLBACKS = "callbacks"
 # In the history of a program's `fit`: whether a callback has stopped the training.
@@ -87,7 +96,12 @@ def is_stopped(state: Mapping[str, Any]) -> bool:
 
 
 # Parts with fixed fields, and parts with entries by the names of a program.
-_PARTS = {"tally": TrainCounters, "rollbacks": RollbackHistory, "data": DataSize}
+_PARTS = {
+    "tally": TrainCounters,
+    "rollbacks": RollbackHistory,
+    "data": DataSize,
+    "noise_scale": NoiseMeans,
+}
 _BY_NAME = ("interval_sums", "epoch_sums", "history", CALLBACKS)
 
 

@@ -36,8 +36,22 @@ IN_ONE_PROCESS = [
 ]
 
 
+# Replicas of these share a batch.
+WITH_STATISTICS = [
+    name
+    for name in IN_ONE_PROCESS
+    if registry.traits(name).matches_one_device
+    and registry.traits(name).is_distributed
+    and not registry.traits(name).is_model_parallel
+]
+
+
 def steps_of(run: pathlib.Path) -> list[int]:
     return [row["step"] for row in processes.metrics_of(run)]
+
+
+def noise_scales_of(run: pathlib.Path) -> list[float | None]:
+    return [row.get("gradient_noise_scale") for row in processes.metrics_of(run)]
 
 
 @pytest.mark.parametrize("strategy", chosen(IN_ONE_PROCESS, ["mirrored"]))
@@ -45,6 +59,8 @@ def test_a_run_killed_at_any_moment_resumes_to_the_same_weights(
     tmp_path: pathlib.Path, strategy: str
 ) -> None:
     flags = (*FLAGS, f"--strategy={strategy}")
+    if strategy in WITH_STATISTICS:
+        flags += ("--set=report.replica_statistics=true",)
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
     with processes.started(*flags, f"--run_dir={undisturbed}", folder=tmp_path) as one:
         with processes.started(*flags, f"--run_dir={killed}", folder=tmp_path) as other:
@@ -77,6 +93,9 @@ def test_a_run_killed_at_any_moment_resumes_to_the_same_weights(
         processes.train_losses_of(undisturbed), rel=1e-12
     )
     assert steps_of(killed) == steps_of(undisturbed)
+    noise_scales = noise_scales_of(killed)
+    assert noise_scales == noise_scales_of(undisturbed)
+    assert any(noise_scales) == (strategy in WITH_STATISTICS)
 
 
 # A signal before the first step leaves such a run as well, in
