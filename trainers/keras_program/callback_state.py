@@ -13,12 +13,15 @@ from typing import Any
 import keras
 
 from strategies.common.private_apis.models import profiles_batches
+from trainers.keras_program.csv_log import bytes_of_log, take_back_rows
 from trainers.run_dir.encoding import as_plain, decoded, encoded
 from trainers.run_dir.train_state import EPOCHS
 
 # What Keras sets, and what belongs to a process: CSVLogger looks whether its file has a
 # header when it begins.
 _LEFT_OUT = ("params", "history", "model", "append_header")
+# In the state of a CSVLogger, the size of its file.
+_BYTES = "/bytes"
 
 # Callbacks of Keras that have methods for batches and do nothing in them by default.
 _OF_EPOCHS_BY_DEFAULT = (
@@ -57,7 +60,7 @@ class CallbackState:
     def state(self) -> dict[str, Any]:
         """Returns the attributes as JSON values."""
         return {
-            _name_of(index, callback): _changed(callback, made)
+            _name_of(index, callback): {**_changed(callback, made), **_sizes(callback)}
             for index, (callback, made) in enumerate(
                 zip(self._callbacks, self._made, strict=True)
             )
@@ -78,15 +81,26 @@ class CallbackState:
                 if content and name not in of_keras:
                     _set(callback, name, decoded(content[0]))
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Any], is_over: bool) -> None:
         """Sets the attributes of callbacks, after `on_train_begin` has reset them.
 
         Args:
           state: Result of `state`; entries of other callbacks are not used.
+          is_over: True for a `fit` that was over; a later one may have written more
+            rows to its files.
         """
         for index, callback in enumerate(self._callbacks):
-            for name, value in state.get(_name_of(index, callback), {}).items():
+            kept = dict(state.get(_name_of(index, callback), {}))
+            size = kept.pop(_BYTES, None)
+            for name, value in kept.items():
                 _set(callback, name, decoded(value))
+            if isinstance(callback, keras.callbacks.CSVLogger) and not is_over:
+                take_back_rows(callback, size)
+
+
+def _sizes(callback: keras.callbacks.Callback) -> dict[str, int | None]:
+    is_log = isinstance(callback, keras.callbacks.CSVLogger)
+    return {_BYTES: bytes_of_log(callback)} if is_log else {}
 
 
 def _set(callback: keras.callbacks.Callback, name: str, value: Any) -> None:

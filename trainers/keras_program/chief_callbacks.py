@@ -49,6 +49,7 @@ class ChiefCallbacks:
       observe_test_batches: The same at every batch of a validation.
       ask_to_stop: True if a callback has asked to stop the training.
       own_variables: Variables beside the model that its steps read.
+      is_over: True if the `fit` was completed by an earlier process.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class ChiefCallbacks:
         self._restored: tuple[list[int], dict[str, list[Any]]] = ([], {})
         self._restored_state: Mapping[str, Any] | None = None
         self._restored_wish = False
+        self.is_over = False
 
     def state(self) -> dict[str, Any]:
         """Returns what a resumed run needs, for a checkpoint."""
@@ -128,7 +130,7 @@ class ChiefCallbacks:
 
     def _continue(self) -> None:
         if self._restored_state is not None:
-            self._own.restore(self._restored_state)
+            self._own.restore(self._restored_state, self.is_over)
             self._parts.model.stop_training |= self._restored_wish
 
     def call(self, moment: str, *arguments: Any) -> None:

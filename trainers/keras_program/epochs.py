@@ -105,6 +105,7 @@ class Epochs:
         A generator of the program continues from there, also in its next `fit`. This
         one is over if it was completed before.
         """
+        self.callbacks.is_over = is_over
         parts, ended = self._parts, self._epoch_of(self._step())
         read: list[GlobalBatches] = []
         if isinstance(parts.data.evaluation, ProgramStream):

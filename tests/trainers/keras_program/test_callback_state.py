@@ -16,6 +16,7 @@ from trainers.keras_program.callback_state import (
     observes_batches,
     observes_test_batches,
 )
+from trainers.keras_program.csv_log import bytes_of_log, take_back_rows
 from trainers.run_dir.encoding import decoded, encoded
 
 # A callback that logs and keeps values of all kinds, in a program that is killed once.
@@ -51,7 +52,8 @@ model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
 model.compile(keras.optimizers.SGD(0.5), "mse")
 label = "b" if pathlib.Path("killed").exists() else "a"
 keeps = Keeps(label=label)
-history = model.fit(x, x[:, :1], epochs=5, batch_size=20, callbacks=[keeps], verbose=0)
+callbacks = [keras.callbacks.CSVLogger("log.csv"), keeps]
+history = model.fit(x, x[:, :1], epochs=5, batch_size=20, callbacks=callbacks)
 logs = {n: v for n, v in history.history.items() if n not in ("loss", "other")}
 logs["table"] = [table.tolist() for table in logs["table"]]
 logs["rate"] = list(map(float, logs["rate"]))
@@ -93,6 +95,12 @@ def test_a_resumed_run_has_all_that_callbacks_keep_and_log(
         f"found 5 b True {dict.fromkeys(range(5), 1.5)} 4",
         "found -99",
     ]
+    assert _epochs_in(tmp_path / "log.csv") == ["epoch", *"01234"]
+
+
+def _epochs_in(log: pathlib.Path) -> list[str]:
+    """Returns the first column of the file of a CSVLogger."""
+    return [row.split(",")[0] for row in log.read_text(encoding="utf-8").splitlines()]
 
 
 # A callback makes weights infinite once, in the second batch of an epoch.
@@ -128,7 +136,8 @@ model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
 model.compile(keras.optimizers.SGD(0.01), "mse")
 diverged, epochs = [], []
 counts = Counts(epochs)
-history = model.fit(x, x[:, :1], epochs=9, batch_size=30, callbacks=[counts], verbose=0)
+callbacks = [keras.callbacks.CSVLogger("log.csv"), counts]
+history = model.fit(x, x[:, :1], epochs=9, batch_size=30, callbacks=callbacks)
 print("found", diverged, epochs, history.epoch, counts.batches, counts.wait)
 """
 
@@ -153,6 +162,27 @@ def test_callbacks_go_back_with_the_weights(
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("found")]
     assert line == f"found [1] {[*range(5)]} {[*range(5)]} 10 4"
+    assert _epochs_in(tmp_path / "log.csv") == ["epoch", *"01234"]
+
+
+@pytest.mark.parametrize("append", [False, True])
+@pytest.mark.parametrize("num_kept", [0, 2])
+def test_a_log_goes_back_to_a_row(
+    tmp_path: pathlib.Path, num_kept: int, append: bool
+) -> None:
+    log = keras.callbacks.CSVLogger(tmp_path / "log.csv", append=append)
+    log.on_train_begin()
+    sizes = []
+    for epoch in range(4):
+        sizes.append(bytes_of_log(log))
+        log.on_epoch_end(epoch, {"loss": 0.5})
+    take_back_rows(log, sizes[num_kept])
+    for epoch in range(num_kept, 3):
+        log.on_epoch_end(epoch, {"loss": 0.25})
+    take_back_rows(log, bytes_of_log(log))
+    take_back_rows(log, -1)
+    log.on_train_end()
+    assert _epochs_in(tmp_path / "log.csv") == ["epoch", *"012"]
 
 
 @pytest.mark.parametrize(
