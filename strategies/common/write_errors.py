@@ -10,11 +10,14 @@ from strategies.common.console import Console
 
 # Permission denied, operation not permitted.
 DENIALS = (errno.EACCES, errno.EPERM)
-# No space left, quota exceeded, file too large, input/output error, read-only.
-_NUMBERS = (
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS),
-    *DENIALS,
-)
+# What helps against an error, on its disk.
+_REMEDIES = {
+    errno.ENOSPC: "free space",
+    errno.EDQUOT: "free space",
+    errno.EFBIG: "allow larger files (ulimit -f)",
+    errno.EIO: "repair the fault",
+    **dict.fromkeys((errno.EROFS, *DENIALS), "permit writing"),
+}
 
 
 def disk_error(error: BaseException) -> str | None:
@@ -22,7 +25,7 @@ def disk_error(error: BaseException) -> str | None:
     if isinstance(error, OSError):
         # Not only files can be denied, but only files have names.
         is_other = error.errno in DENIALS and error.filename is None
-        if error.errno not in _NUMBERS or is_other:
+        if error.errno not in _REMEDIES or is_other:
             return None
         # h5py quotes the words of the system in several lines of its own.
         words, text = os.strerror(error.errno), str(error.strerror)
@@ -32,14 +35,14 @@ def disk_error(error: BaseException) -> str | None:
     # system's own words, after a semicolon (tensorflow/core/platform/default/
     # posix_file_system.cc, `IOError`).
     text = str(error)
-    return next((w for w in map(os.strerror, _NUMBERS) if f"; {w}" in text), None)
+    return next((w for w in map(os.strerror, _REMEDIES) if f"; {w}" in text), None)
 
 
 def remedy_of(words: str) -> str:
     """Returns what to do about a disk error, by its description."""
-    if words in map(os.strerror, DENIALS):
-        return "permit writing"
-    return "free space"
+    remedies = {os.strerror(number): to_do for number, to_do in _REMEDIES.items()}
+    # Of an object store, whose words are its own.
+    return remedies.get(words, _REMEDIES[errno.EIO])
 
 
 class WriteErrorReporter:

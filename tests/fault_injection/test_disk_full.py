@@ -137,10 +137,22 @@ def test_a_file_that_may_not_be_written_is_no_reason_to_end() -> None:
     # As TensorFlow 2.21 has it.
     of_tensorflow = tf.errors.PermissionDeniedError(None, None, f"run/tb; {words}")
     assert disk_error(denied) == disk_error(of_tensorflow) == words
-    assert remedy_of(words) == "permit writing"
-    assert remedy_of(os.strerror(errno.ENOSPC)) == "free space"
     # Of a socket or a process, which has no name.
     assert disk_error(PermissionError(errno.EACCES, words)) is None
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "free space"),
+        (errno.EFBIG, "allow larger files (ulimit -f)"),
+        (errno.EROFS, "permit writing"),
+        (errno.EACCES, "permit writing"),
+        (errno.EIO, "repair the fault"),
+    ],
+)
+def test_what_helps_depends_on_the_error(number: int, remedy: str) -> None:
+    assert remedy_of(os.strerror(number)) == remedy
 
 
 def test_other_errors_are_not_the_disk() -> None:

@@ -56,8 +56,8 @@ def _refusal(error: Exception, config: Config) -> UsageError | None:
     message = str(getattr(error, "original_exception", error))
     if (words := disk_error(error)) is not None:
         return UsageError(
-            f"a file cannot be written or read ({words}){_named(error)}: repair the "
-            f"disk or {remedy_of(words)} on it, then start again, a run with "
+            f"a file cannot be written or read ({words}){_named(error)}: "
+            f"{remedy_of(words)} on its disk, then start again, a run with "
             "--resume=auto."
         )
     if (refused_by_limit := _limit(error)) is not None:
@@ -113,11 +113,13 @@ def _damaged_record(message: str, config: Config) -> UsageError | None:
 
 def _limit(error: Exception) -> UsageError | None:
     """Returns one line for a limit of the system on processes, threads or files."""
-    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-        return UsageError(
-            f"no further file or connection can be opened ({error.strerror}): raise "
-            "the limit (ulimit -n)."
-        )
+    # Of TensorFlow it is the class that a lack of memory has, with the system's words.
+    for words in map(os.strerror, (errno.EMFILE, errno.ENFILE)):
+        if words == getattr(error, "strerror", None) or f"; {words}" in str(error):
+            return UsageError(
+                f"no further file or connection can be opened ({words}): raise the "
+                "limit (ulimit -n)."
+            )
     # Of a lock on a file the number is the same, and the words are others.
     is_process = str(getattr(error, "strerror", None)) == os.strerror(errno.EAGAIN)
     # Python has no class for it.

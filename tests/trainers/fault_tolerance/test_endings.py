@@ -128,6 +128,13 @@ def test_a_system_without_room_for_temporary_files_is_named(
     ("error", "remedy"),
     [
         (OSError(errno.EMFILE, os.strerror(errno.EMFILE), "a"), "ulimit -n"),
+        (
+            # As TensorFlow 2.21 has it.
+            tf.errors.ResourceExhaustedError(
+                None, None, "tb/eval/events.v2; Too many open files\n\tCreating file"
+            ),
+            "ulimit -n",
+        ),
         (BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)), "ulimit -u"),
         (RuntimeError("can't start new thread"), "ulimit -u"),
         (
