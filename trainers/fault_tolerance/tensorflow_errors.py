@@ -112,7 +112,7 @@ def _damaged_record(message: str, config: Config) -> UsageError | None:
 
 
 def _limit(error: Exception) -> UsageError | None:
-    """Returns one line for a limit of the system on processes, threads or files."""
+    """Returns one line for a limit on processes, threads, files or addresses."""
     # Of TensorFlow it is the class that a lack of memory has, with the system's words.
     for words in map(os.strerror, (errno.EMFILE, errno.ENFILE)):
         if words == getattr(error, "strerror", None) or f"; {words}" in str(error):
@@ -120,6 +120,12 @@ def _limit(error: Exception) -> UsageError | None:
                 f"no further file or connection can be opened ({words}): raise the "
                 "limit (ulimit -n)."
             )
+    # glibc adds other words where a mount forbids to execute.
+    if str(error).endswith("failed to map segment from shared object"):
+        return UsageError(
+            f"there is no memory for a library ({one_line(error)}): raise the limit "
+            "(ulimit -v), or free memory."
+        )
     # Of a lock on a file the number is the same, and the words are others.
     is_process = str(getattr(error, "strerror", None)) == os.strerror(errno.EAGAIN)
     # Python has no class for it.

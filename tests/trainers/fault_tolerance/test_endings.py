@@ -138,6 +138,10 @@ def test_a_system_without_room_for_temporary_files_is_named(
         (BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)), "ulimit -u"),
         (RuntimeError("can't start new thread"), "ulimit -u"),
         (
+            ImportError("lib.so.2: failed to map segment from shared object"),
+            "ulimit -v",
+        ),
+        (
             PermissionError(errno.EACCES, os.strerror(errno.EACCES), "a"),
             "permit",
         ),
