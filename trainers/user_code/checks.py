@@ -6,6 +6,7 @@ Each raises `UsageError` if it refuses something.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -135,7 +136,10 @@ def labels_blamed(labels: Any, predictions: Any) -> Iterator[None]:
             unfit = _UNFIT.get(label.dtype.as_datatype_enum)
             if unfit is not None:
                 raise UsageError(f"the data has labels of {unfit}") from error
-        of_shapes = isinstance(error, (ValueError, tf.errors.InvalidArgumentError))
+        # Keras refuses a misspelled name by a ValueError as well.
+        of_shapes = isinstance(error, tf.errors.InvalidArgumentError) or (
+            isinstance(error, ValueError) and _OF_SHAPES.search(str(error))
+        )
         # An operation may take no double precision.
         of_shapes = of_shapes and not OF_DOUBLES.search(str(error))
         shapes = shapes_in_words(labels_of(labels)), shapes_in_words(predictions)
@@ -148,6 +152,7 @@ def labels_blamed(labels: Any, predictions: Any) -> Iterator[None]:
         ) from error
 
 
+_OF_SHAPES = re.compile("shape|rank|dimension", re.IGNORECASE)
 _COMPLEX = (
     "complex numbers, of which the model takes the real parts alone: give real and "
     "imaginary parts as features of their own, as by numpy.stack([x.real, x.imag], -1)."

@@ -66,7 +66,7 @@ def _data(made: Any, eval_fraction: float) -> Data:
     if not train.num_examples or not evaluation.num_examples:
         raise _Unusable("returned no examples to train or to evaluate on.")
     features, labels = evaluation.read(evaluation.tensors(), tf.zeros([1], tf.int64))
-    _check_numbers(features, labels)
+    _check_example(features, labels)
     num_classes = 0
     if not tf.nest.is_nested(features) and not tf.nest.is_nested(labels):
         counts = _num_classes(train), _num_classes(evaluation)
@@ -79,10 +79,16 @@ def _data(made: Any, eval_fraction: float) -> Data:
     )
 
 
-def _check_numbers(features: Any, labels: Any) -> None:
-    """Refuses examples of no numbers, on which kernels end the process."""
+def _check_example(features: Any, labels: Any) -> None:
+    """Refuses what is not one example, or has no numbers: kernels end the process."""
     for name, values in (("features", features), ("labels", labels)):
         for array in tf.nest.flatten(values):
+            if tuple(array.shape)[:1] != (1,):
+                rows = array.shape[0] if array.shape else "no"
+                raise _Unusable(
+                    f"reads {rows} rows of {name} for one index: return a row for each "
+                    "index."
+                )
             if 0 in tuple(array.shape)[1:]:
                 shape = ", ".join(map(str, array.shape[1:]))
                 raise _Unusable(

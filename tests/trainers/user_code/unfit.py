@@ -122,6 +122,10 @@ def reads_arrays() -> Any:
     return len(features), lambda indices: (features[:1], labels[:1])
 
 
+def reads_three_rows() -> Any:
+    return 60, lambda indices: (tf.ones([3, 5]), tf.ones([3], tf.int64))
+
+
 def batches() -> Any:
     return Batches()
 
@@ -278,6 +282,18 @@ def with_states() -> keras.Model:
     hidden = keras.layers.GRU(4, stateful=True, name="kept")(hidden)
     model = keras.Model(inputs, keras.layers.Dense(3)(hidden))
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def misspelled_loss() -> keras.Model:
+    model = factories.stacked()
+    model.compile(loss="sparse_categorical_crossentropi")
+    return model
+
+
+def misspelled_metric() -> keras.Model:
+    model = factories.stacked()
+    model.compile(loss="sparse_categorical_crossentropy", metrics=["acuracy"])
     return model
 
 
