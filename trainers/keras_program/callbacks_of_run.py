@@ -11,7 +11,7 @@ from strategies.common.errors import UsageError
 from trainers.keras_program.epochs import Epochs
 from trainers.keras_program.fit_arguments import FitArguments
 from trainers.loop.parts import TrainingParts
-from trainers.user_code import wrap_user_errors
+from trainers.user_code import kind_of, wrap_user_errors
 
 
 def epochs_of_run(parts: TrainingParts, is_chief: bool) -> Epochs | None:
@@ -29,8 +29,8 @@ def epochs_of_run(parts: TrainingParts, is_chief: bool) -> Epochs | None:
     for callback in callbacks:
         if not isinstance(callback, keras.callbacks.Callback):
             raise UsageError(
-                f"--callbacks={name} returned a {type(callback).__name__}: return a "
-                "list of keras.callbacks.Callback objects."
+                f"--callbacks={name} returned {kind_of(callback)}: return a list of "
+                "keras.callbacks.Callback objects."
             )
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             raise UsageError(

@@ -77,6 +77,13 @@ def failure_of(what: str, error: BaseException, is_in_step: bool = True) -> Usag
     )
 
 
+def kind_of(value: Any) -> str:
+    """Returns what kind of thing a function has returned, in a few words."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
 @contextlib.contextmanager
 def errors_of_steps() -> Iterator[None]:
     """Turns an error that the user's code raises in a step into a one-line error.

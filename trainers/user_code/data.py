@@ -16,7 +16,7 @@ from strategies.common.text import shown
 from trainers.config.data import DataConfig
 from trainers.inputs.sources import ArraySource, Data, Source, train_eval_split
 from trainers.inputs.tfrecord.schema import LARGEST_LABEL
-from trainers.user_code import wrap_user_errors
+from trainers.user_code import kind_of, wrap_user_errors
 
 _ACCEPTED = (
     "return (features, labels) as arrays, a tf.data.Dataset of such pairs, (number of "
@@ -80,7 +80,7 @@ def _data(made: Any, eval_fraction: float) -> Data:
 
 
 def _check_example(features: Any, labels: Any) -> None:
-    """Refuses what is not one example, or has no numbers: kernels end the process."""
+    """Refuses several rows, and examples without numbers: kernels end the process."""
     for name, values in (("features", features), ("labels", labels)):
         for array in tf.nest.flatten(values):
             if tuple(array.shape)[:1] != (1,):
@@ -117,7 +117,7 @@ def _in_words(made: Any) -> str:
     if isinstance(made, (np.ndarray, tf.Tensor)):
         shape = ", ".join(map(str, made.shape))
         return f"one array of shape [{shape}], without labels"
-    return "None" if made is None else f"a {type(made).__name__}"
+    return kind_of(made)
 
 
 def _source(made: Any) -> Source:

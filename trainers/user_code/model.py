@@ -22,7 +22,7 @@ from strategies.common.text import one_line
 from strategies.common.types import Batch
 from trainers.config.model import ModelConfig
 from trainers.inputs.sources import Data
-from trainers.user_code import wrap_user_errors
+from trainers.user_code import kind_of, wrap_user_errors
 from trainers.user_code.checks import (
     check_ids,
     check_methods,
@@ -173,14 +173,19 @@ def _made(
         return variable
 
     with tf.variable_creator_scope(note):
-        takes_data = bool(inspect.signature(make).parameters)
-        model = make(data) if takes_data else make()
+        model = make(data) if _needs_an_argument(make) else make()
     if not isinstance(model, keras.Model):
-        kind = "None" if model is None else f"a {type(model).__name__}"
-        if isinstance(model, type):
-            kind = f"the class {model.__name__}"
-        raise UsageError(f"{flag} returned {kind}: return a keras.Model.")
+        raise UsageError(f"{flag} returned {kind_of(model)}: return a keras.Model.")
     return model, created.keys()
+
+
+def _needs_an_argument(function: Callable[..., Any]) -> bool:
+    """Returns whether a function has an argument without a default."""
+    return any(
+        one.default is one.empty
+        and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        for one in inspect.signature(function).parameters.values()
+    )
 
 
 def _with_own_variables(

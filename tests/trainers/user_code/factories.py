@@ -8,6 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from models.base import Examples
+
 _NUM_EXAMPLES = 60
 
 
@@ -103,6 +105,20 @@ def raising() -> Any:
 
 def nothing() -> None:
     return None
+
+
+def of_some_width(width: int = 3) -> keras.Model:
+    return stacked(width)
+
+
+def of_any(*arguments: Any) -> keras.Model:
+    assert not arguments
+    return stacked()
+
+
+def of_data(data: Examples, width: int = 3) -> keras.Model:
+    assert data.num_classes == 3
+    return stacked(width)
 
 
 def stacked(num_outputs: int = 3) -> keras.Model:

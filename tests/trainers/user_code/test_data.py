@@ -11,8 +11,10 @@ import tensorflow as tf
 from strategies.common.errors import UsageError
 from tests.trainers.user_code import factories
 from trainers.config.data import DataConfig
+from trainers.config.model import ModelConfig
 from trainers.inputs.sources import Source
 from trainers.user_code.data import load
+from trainers.user_code.model import custom_model
 
 
 def loaded(name: str, **settings: Any) -> Any:
@@ -25,6 +27,14 @@ def all_of(source: Source) -> Any:
     indices = tf.range(source.num_examples, dtype=tf.int64)
     read = source.read(source.tensors(), indices)
     return tf.nest.map_structure(np.asarray, read)
+
+
+@pytest.mark.parametrize("name", ["of_some_width", "of_any", "of_data", "stacked"])
+def test_a_model_that_needs_no_argument_gets_none(name: str) -> None:
+    settings = ModelConfig(model=f"tests.trainers.user_code.factories:{name}")
+    data = loaded("arrays")
+    model = custom_model(settings, data).build(data, settings)
+    assert model.output_shape == (None, 3)
 
 
 @pytest.mark.parametrize("name", ["train_and_eval", "datasets"])
