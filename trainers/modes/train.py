@@ -19,12 +19,12 @@ from strategies.processes.parent import has_launcher
 from trainers.config.config import Config
 from trainers.fault_tolerance.preemption import PreemptionSignals
 from trainers.fault_tolerance.watchdog import Watchdog
-from trainers.keras_program.callbacks_of_run import epochs_of_run
 from trainers.keras_program.epochs import Epochs
 from trainers.keras_program.program import Program
 from trainers.loop.builder import assemble, create_strategy
 from trainers.loop.parts import TrainingParts
 from trainers.loop.timing import Clock
+from trainers.modes.callbacks_of_run import epochs_of_run
 from trainers.modes.keras_training import KerasTraining
 from trainers.modes.same_command import require_same_command, require_same_data
 from trainers.modes.training_run import TrainingRun

@@ -58,7 +58,7 @@ def noise_scales_of(run: pathlib.Path) -> list[float | None]:
 def test_a_run_killed_at_any_moment_resumes_to_the_same_weights(
     tmp_path: pathlib.Path, strategy: str
 ) -> None:
-    flags = (*FLAGS, f"--strategy={strategy}")
+    flags: tuple[str, ...] = (*FLAGS, f"--strategy={strategy}")
     if strategy in WITH_STATISTICS:
         flags += ("--set=report.replica_statistics=true",)
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"

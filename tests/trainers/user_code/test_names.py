@@ -123,7 +123,7 @@ def test_it_is_said_if_the_model_was_compiled_with_another_optimizer(
     ) in done.stderr
 
 
-# ../keras_program/test_callbacks_of_run.py has a file that several workers read.
+# ../modes/test_callbacks_of_run.py has a file that several workers read.
 @pytest.mark.parametrize("strategy", ["one_device", further("multi_worker_mirrored")])
 def test_a_factory_is_found_in_a_file(tmp_path: pathlib.Path, strategy: str) -> None:
     """Its name may be that of a package of this project, and it imports a neighbour."""
