@@ -174,13 +174,18 @@ def schedule_of(
     return None
 
 
-def counted_updates(optimizer: keras.optimizers.Optimizer) -> int:
+def counter_of(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
     """Returns the number of updates by which an optimizer asks its schedule.
 
     `Optimizer.iterations` is that number divided by `gradient_accumulation_steps`
     (keras/src/optimizers/base_optimizer.py, `_get_current_learning_rate`).
     """
-    return int(keras.ops.convert_to_numpy(optimizer._iterations))
+    return optimizer._iterations
+
+
+def counted_updates(optimizer: keras.optimizers.Optimizer) -> int:
+    """Returns the value of `counter_of`, outside of a graph."""
+    return int(keras.ops.convert_to_numpy(counter_of(optimizer)))
 
 
 def reduce_gradients_again(optimizer: keras.optimizers.Optimizer) -> None:

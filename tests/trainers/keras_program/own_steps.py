@@ -51,6 +51,8 @@ class Numbers(keras.Model):
             "loss": loss,
             "mean_loss": self.mean_loss.result(),
             "error": self.error.result(),
+            # After the update.
+            "updates": ops.cast(self.optimizer.iterations, "float64"),
         }
 
 
@@ -418,7 +420,9 @@ class Combined(Damped, Distributed):
             self.follower.weights, self.inner.weights, strict=True
         ):
             own.assign(0.9 * own + 0.1 * followed)
-        return super().train_step((features, self.taught(features, labels)))
+        logs = super().train_step((features, self.taught(features, labels)))
+        # After the update.
+        return {**logs, "updates": ops.cast(self.optimizer.iterations, "float64")}
 
     @tf.function
     def test_step(self, data):

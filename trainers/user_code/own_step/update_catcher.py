@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
-from strategies.common.private_apis.optimizers import hand_over_updates
+from strategies.common.private_apis.optimizers import counter_of, hand_over_updates
 from strategies.common.private_apis.variables import variable_below
 
 
@@ -92,6 +92,10 @@ class UpdateCatcher(keras.StatelessScope):
             is_scaled=inner is not optimizer,
         )
         self.updates.append(update)
+        if len(self.updates) > len(self._former):
+            # A learning rate that the step reports is that of the next, as in Keras.
+            counter = counter_of(inner)
+            self.state_mapping[id(counter)] = tf.convert_to_tensor(counter) + 1
         # From here on they are what the optimizer made of them.
         for key in update.assigned:
             del self.state_mapping[key]
