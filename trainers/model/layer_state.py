@@ -146,8 +146,7 @@ class LayerState:
                 raise UsageError(
                     f"{how} does not fit this model: a layer assigns "
                     f"{variable.path!r}, which is trained, in every step, as "
-                    "SpectralNormalization does; use another strategy or "
-                    "--update=sync, or leave the layer out."
+                    f"SpectralNormalization does; leave out {how}, or the layer."
                 )
 
     def weight_by_shard(
