@@ -17,6 +17,7 @@ from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
 from strategies.common.errors import ExitCode, UsageError
 from strategies.common.private_apis.models import trained_as_traced
+from strategies.common.private_apis.replaced import after_cleared_sessions
 from strategies.common.private_apis.variables import variables_as_numbers
 from strategies.common.text import shown
 from trainers.config.config import Config
@@ -107,8 +108,7 @@ class Program:
         Raises:
           UsageError: The program failed, or did what cannot be taken over.
         """
-        if "dtype" in self._config.given:
-            set_precision(self._config.model)
+        self._set_precision()
         # Every task makes the same model and data, unless the program chooses seeds.
         keras.utils.set_random_seed(self._config.run.seed)
         exit_code = ExitCode.USAGE
@@ -137,6 +137,7 @@ class Program:
                 settings_left_out(self._warn),
                 variables_as_numbers(),
                 self._variables.noted(),
+                after_cleared_sessions(self._set_precision),
             ):
                 run_script(self._path, arguments)
         except BaseException as error:
@@ -164,6 +165,11 @@ class Program:
                 "GradientTape are not taken over."
             )
         return ExitCode.DONE
+
+    def _set_precision(self) -> None:
+        """Sets the types of --dtype, which a program may clear with Keras's session."""
+        if "dtype" in self._config.given:
+            set_precision(self._config.model)
 
     def _end(self, exit_code: ExitCode) -> None:
         """Tells tasks that wait after a `fit` that the program is over."""

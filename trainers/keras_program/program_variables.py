@@ -9,6 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies.common.private_apis.replaced import after_cleared_sessions
+
 
 class ProgramVariables:
     """Variables that a program has made outside of its calls of `fit`.
@@ -32,7 +34,13 @@ class ProgramVariables:
                 self._made.append(weakref.ref(variable))
             return variable
 
-        with tf.variable_creator_scope(note):
+        with contextlib.ExitStack() as scopes:
+
+            def begin() -> None:
+                scopes.enter_context(tf.variable_creator_scope(note))
+
+            scopes.enter_context(after_cleared_sessions(begin))
+            begin()
             yield
 
     @contextlib.contextmanager

@@ -136,3 +136,16 @@ def test_a_given_type_contradicts_the_policy_of_a_program(
     done = processes.run(*words, f"--run_dir={tmp_path / 'run'}", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "layers bfloat16" in done.stdout
+
+
+def test_a_given_type_holds_after_a_program_has_cleared_the_session(
+    tmp_path: pathlib.Path,
+) -> None:
+    words = (f"--script={_script(tmp_path, 'keras.utils.clear_session()')}",)
+    done = processes.run(
+        *(*words, _ONE_DEVICE, "--dtype=mixed_bfloat16"),
+        f"--run_dir={tmp_path / 'run'}",
+        folder=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "layers bfloat16" in done.stdout

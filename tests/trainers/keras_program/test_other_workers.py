@@ -22,6 +22,9 @@ def test_variables_of_a_program_are_made_outside_of_its_fit() -> None:
     with variables.noted():
         own = [tf.Variable(float(value)) for value in range(20)]
         unread = tf.Variable(2.0)
+        # Also puts another graph in place of the default one.
+        keras.utils.clear_session()
+        own.append(tf.Variable(5.0))
         with variables.not_noted():
             of_strategy = tf.Variable(3.0)
     of_run = tf.Variable(4.0)
