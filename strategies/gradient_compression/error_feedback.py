@@ -49,8 +49,11 @@ class ReplicaErrors:
             self._own_at = tf.Variable(-1, trainable=False, dtype=tf.int64)
             self._kept_at = tf.Variable(-1, trainable=False, dtype=tf.int64)
             num_replicas = strategy.num_replicas_in_sync
+            # Averaged weights of replicas have the same shapes, and another name.
             self._kept = [
-                tf.Variable(tf.zeros([num_replicas, *v.shape], v.dtype), False)
+                tf.Variable(
+                    tf.zeros([num_replicas, *v.shape], v.dtype), False, name="error"
+                )
                 for values in initial
                 for v in values
             ]
@@ -91,6 +94,8 @@ class ReplicaErrors:
             self._restore()
         else:
             self._reset()
+            # Rows of a training that was given up are not those of its steps.
+            self._kept_at.assign(-1)
         self._own_at.assign(step)
 
     def gather(self) -> None:

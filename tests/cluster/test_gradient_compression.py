@@ -6,6 +6,7 @@ import copy
 import functools
 import pathlib
 import re
+import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
 
@@ -337,6 +338,24 @@ def test_other_workers_and_strategies_continue_without_errors(
     one = [f for f in flags if f not in (*WORKERS, "--gradient_compression=int8")]
     result = train(run, *one, "--train_steps=12", "--resume=auto")
     assert (result["strategy"], result["steps"]) == ("one_device", 12)
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_weights_of_replicas_are_not_taken_for_errors(tmp_path: pathlib.Path) -> None:
+    """A checkpoint of averaged weights has as many variables of the same shapes."""
+    flags = (*EXACT, "--optimizer=sgd")
+    averaged = tmp_path / "averaged"
+    train(averaged, *flags, "--average=parameters")
+    losses = []
+    # The largest 100 % of the entries are all of them.
+    for setting in ("none", "topk:1"):
+        run = tmp_path / setting
+        shutil.copytree(averaged, run)
+        more = (f"--gradient_compression={setting}", "--train_steps=25")
+        train(run, *flags, *more, "--resume=auto")
+        losses.append(list(processes.train_losses_of(run).values())[20:])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-9)
 
 
 # A launcher continues a run as the test above does, and test_lost_tasks.py kills.

@@ -63,8 +63,8 @@ class Checkpoints:
           keep: Number of newest checkpoints to keep.
           loss_scale: Variables of the loss's scale.
           replica_state: Further state of the strategy's replicas. It is restored only
-            from a checkpoint with equally many variables of equal shapes; other
-            checkpoints are restored without it.
+            from a checkpoint with equally many variables of equal names and shapes;
+            other checkpoints are restored without it.
         """
         self._folder = folder
         self._step = step
@@ -213,9 +213,7 @@ class Checkpoints:
         """Restores one checkpoint and checks that all its values were used."""
         parts = {"variables": self._checkpoint}
         in_checkpoint = commit.variables.get(_REPLICAS)
-        if self._replica_state and in_checkpoint == self._replica_variables():
-            # Restored only if the number and shapes of the replicas' variables are
-            # unchanged.
+        if self._replica_state and _is_same(in_checkpoint, self._replica_variables()):
             parts[_REPLICAS] = self._replicas
         try:
             for name, checkpoint in parts.items():
@@ -256,6 +254,15 @@ class Checkpoints:
             leftover = self._folder / f"{_UNFINISHED}{name_of(old)}"
             (self._folder / name_of(old)).rename(leftover)
             remove(leftover)
+
+
+def _is_same(there: Sequence[Variable] | None, here: Sequence[Variable]) -> bool:
+    """Returns whether a checkpoint has the variables of this strategy's replicas."""
+    # Names matter, other than those of Keras: errors of gradients have the shapes of
+    # averaged weights.
+    return there == here and all(
+        one.path == other.path for one, other in zip(there, here, strict=True)
+    )
 
 
 def _checked_commit(folder: pathlib.Path, step: int) -> Commit:

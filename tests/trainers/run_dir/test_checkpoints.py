@@ -7,7 +7,7 @@ import math
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -57,6 +57,7 @@ class Run:
         optimizer: str = "adam",
         dtype: str = "float32",
         network: Network | None = None,
+        replica_state: Sequence[tf.Variable] = (),
     ):
         network = network or made(units, optimizer, dtype)
         self.model, self.optimizer, self.step = network
@@ -68,6 +69,7 @@ class Run:
             optimizer=self.optimizer,
             step=self.step,
             keep=keep,
+            replica_state=replica_state,
         )
 
     def train_to(self, step: int) -> None:
@@ -122,6 +124,15 @@ def test_everything_is_restored(tmp_path: pathlib.Path) -> None:
     assert restored.restore() == state
     assert restored.values() == saved.values() == restored.values_at(7)
     assert restored.warnings == []
+
+
+def test_state_of_replicas_is_restored_by_its_name(tmp_path: pathlib.Path) -> None:
+    errors = tf.Variable([7.0], name="error")
+    Run(tmp_path, replica_state=[errors]).save(1)
+    for name, expected in (("error", 7.0), ("weight", 0.0)):
+        state = tf.Variable([0.0], name=name)
+        Run(tmp_path, replica_state=[state]).restore()
+        assert state.numpy().tolist() == [expected]
 
 
 def test_a_state_larger_than_a_manifest_may_be_is_restored(
