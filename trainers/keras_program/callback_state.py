@@ -13,7 +13,6 @@ from typing import Any
 import keras
 
 from strategies.common.private_apis.models import profiles_batches
-from trainers.keras_program.csv_log import bytes_of_log, take_back_rows
 from trainers.run_dir.encoding import as_plain, decoded, encoded
 from trainers.run_dir.train_state import EPOCHS
 
@@ -86,8 +85,7 @@ class CallbackState:
 
         Args:
           state: Result of `state`; entries of other callbacks are not used.
-          is_over: True for a `fit` that was over; a later one may have written more
-            rows to its files.
+          is_over: True for a `fit` that was over; a later one may have written rows.
         """
         for index, callback in enumerate(self._callbacks):
             kept = dict(state.get(_name_of(index, callback), {}))
@@ -101,6 +99,25 @@ class CallbackState:
 def _sizes(callback: keras.callbacks.Callback) -> dict[str, int | None]:
     is_log = isinstance(callback, keras.callbacks.CSVLogger)
     return {_BYTES: bytes_of_log(callback)} if is_log else {}
+
+
+def bytes_of_log(log: keras.callbacks.CSVLogger) -> int | None:
+    """Returns the size of the file of a log; None unless it is on this machine."""
+    # Keras flushes after every row.
+    return os.path.getsize(log.filename) if os.path.isfile(log.filename) else None
+
+
+def take_back_rows(log: keras.callbacks.CSVLogger, size: Any) -> None:
+    """Removes the rows after the first bytes of a file that the log has opened."""
+    # Somebody may have changed the checkpoint that it is from.
+    is_size = type(size) is int and size >= 0
+    if not is_size or log.csv_file is None or (bytes_of_log(log) or 0) <= size:
+        return
+    log.csv_file.truncate(size)
+    # Unless it was opened to append, the next row would leave a gap.
+    log.csv_file.seek(0, os.SEEK_END)
+    # The header may have been taken back as well.
+    log.append_header, log.writer = size == 0, None
 
 
 def _set(callback: keras.callbacks.Callback, name: str, value: Any) -> None:

@@ -13,10 +13,11 @@ import pytest
 from tests import processes
 from tests.markers import further
 from trainers.keras_program.callback_state import (
+    bytes_of_log,
     observes_batches,
     observes_test_batches,
+    take_back_rows,
 )
-from trainers.keras_program.csv_log import bytes_of_log, take_back_rows
 from trainers.run_dir.encoding import decoded, encoded
 
 # A callback that logs and keeps values of all kinds, in a program that is killed once.
