@@ -21,6 +21,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 
 from strategies.common.native_log import silence_streams_that_fail
 from strategies.common.text import one_line
@@ -149,7 +150,7 @@ class Console:
           render: Function that returns the renderable.
           remains: Whether the terminal keeps it at the end.
         """
-        if not self._rich.is_terminal:
+        if not self._replaces_lines:
             yield
             return
         with Live(
@@ -160,19 +161,26 @@ class Console:
         ):
             yield
 
+    @property
+    def _replaces_lines(self) -> bool:
+        """True if standard output is a terminal that can replace a line."""
+        return self._rich.is_terminal and not self._rich.is_dumb_terminal
+
     def narrate(self, line: str) -> None:
         """Prints one line unless a terminal shows the same content by `live`."""
-        if not self._rich.is_terminal:
+        if not self._replaces_lines:
             self.say(line)
 
     def start_progress(self, step: int, last_step: int) -> None:
         """Shows the progress bar if standard output is a terminal."""
-        if not self._rich.is_terminal:
+        if not self._replaces_lines:
             return
+        # A narrow terminal would leave the step out, and show all of the rest.
+        steps = Column(no_wrap=True, min_width=2 * len(str(last_step)) + 1)
         self._progress = Progress(
             TextColumn("train"),
             BarColumn(bar_width=20),
-            MofNCompleteColumn(),
+            MofNCompleteColumn(table_column=steps),
             TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(compact=True),
             console=self._rich,
