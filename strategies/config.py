@@ -76,9 +76,9 @@ class StrategyConfig:
     )
     soft_placement: bool | None = setting(
         None,
-        "Use those of --devices that exist, or else the CPU. --nosoft_placement: an "
-        "operation that its device cannot run is an error, too. Default: operations "
-        "may run elsewhere, and --devices must exist.",
+        "Leave out --devices that do not exist, and use the CPU if none exists. "
+        "--nosoft_placement: an operation that its device cannot run is an error. "
+        "Default: such operations run elsewhere, and --devices must exist.",
     )
     cross_device_reduction: str = setting(
         "auto",
@@ -97,9 +97,8 @@ class StrategyConfig:
     )
     average: str | None = setting(
         None,
-        "What is averaged over replicas: their gradients; their losses, of whose mean "
-        "one gradient is taken (tower); or, every --sync_every_steps, "
-        "their weights "
+        "Quantity that is averaged over replicas. losses: one gradient of their mean "
+        "(tower). parameters: the weights, every --sync_every_steps "
         "(parameter_averaging, multi_worker_mirrored). Default: the strategy's own.",
         choices=("gradients", "losses", "parameters"),
     )
@@ -119,9 +118,9 @@ class StrategyConfig:
     )
     outer_optimizer: str = setting(
         "none",
-        "What becomes of the weights when parameters are averaged: their mean (none), "
-        "or a step of sgd or nesterov from the weights of the last average, whose "
-        "gradient is the difference from the mean (DiLoCo).",
+        "Way to average parameters. none: the mean. sgd or nesterov: a step from the "
+        "weights of the last average, whose gradient is their difference from the "
+        "mean (DiLoCo).",
         choices=("none", "sgd", "nesterov"),
         used_by=_OF_AVERAGES,
     )
@@ -155,15 +154,15 @@ class StrategyConfig:
     )
     gradient_reduction: str = setting(
         "mean",
-        "What an update makes of its replicas' gradients: their mean over the global "
-        "batch, or their sum, which is as many times larger as there are replicas.",
+        "Gradient of an update. mean: over the global batch. sum: of the replicas' "
+        "means, N times larger with N replicas.",
         choices=("mean", "sum"),
         has_flag=False,
     )
     backup_workers: int = setting(
         0,
-        "Of the workers under --update=sync, how many an update does not wait for: "
-        "the last to finish are dropped.",
+        "Number of workers that an update of --update=sync does not wait for: the "
+        "gradients of the last ones to finish are dropped.",
         minimum=0,
         maximum=_MOST_TASKS,
     )
@@ -257,8 +256,8 @@ class StrategyConfig:
     )
     max_restarts: int | None = setting(
         None,
-        "How often lost tasks of a cluster on this machine are started again, from the "
-        "newest checkpoint. Progress gives all of them back. 0: never. Default: "
+        "How often lost tasks of a cluster on this machine start again, from the "
+        "newest checkpoint. Progress gives all restarts back. 0: never. Default: "
         f"{_DEFAULT_MAX_RESTARTS}.",
         minimum=0,
         maximum=1_000,
@@ -266,9 +265,9 @@ class StrategyConfig:
     )
     isolate_network: str = setting(
         network_isolation.AUTO,
-        "Whether a cluster that is started on this machine has a network of its own, "
-        "which nobody else can reach: auto where the machine allows it; required, or "
-        "not started.",
+        "Give a cluster that is started on this machine a private network, which "
+        "nobody else can reach. auto: if the machine allows it. required: refuse to "
+        "start otherwise.",
         choices=network_isolation.CHOICES,
         used_by=_OF_CLUSTERS,
         has_flag=False,

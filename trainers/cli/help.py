@@ -27,13 +27,13 @@ curves, checkpoints and a result.json.
   python -m trainers.main --strategy=mirrored --run_dir=runs/first
   python -m trainers.main --mode=evaluate --run_dir=runs/first
 
-Strategies and modes have pages of their own, with the flags that they alone
-have: --strategy=parameter_server --help, --mode=compare --help.
+Each strategy and mode has a page with the flags that no other has:
+--strategy=parameter_server --help, --mode=compare --help.
 """
 
 _HOW_TO_READ = (
-    "After = stands the default; where there is none, capitals say what is to be "
-    "given: N a whole number, X a number, LIST values with commas between them. A "
+    "The value after = is the default. Without a default, capitals name the kind of "
+    "value: N a whole number, X a number, LIST values with commas between them. A "
     "switch such as --[no]verbose is off unless its text says otherwise."
 )
 

@@ -61,9 +61,9 @@ class ComparisonConfig:
 
     strategies: tuple[str, ...] | None = setting(
         None,
-        "What --mode=compare compares with each other, --mode=verify with one_device, "
-        "and --mode=predict on a larger cluster: several strategies, with the same "
-        "other settings.",
+        "Strategies that --mode=compare compares with each other, --mode=verify with "
+        "one_device, and --mode=predict on a larger cluster, with the same other "
+        "settings.",
         choices=registry.names,
         used_by={"mode": ("compare", "verify", "predict")},
     )

@@ -43,8 +43,9 @@ class DataConfig:
         "digits: 8x8 images of handwritten digits. tfrecord: files at --data_path. "
         "cifar10: 32x32 photographs, downloaded unless --data_path has them. "
         "synthetic: random examples of any shape, for measuring. clicks: a generated "
-        "log of categories, whose best loss is known. Also package.module:factory, a "
-        "function of your own that returns arrays, a tf.data.Dataset or a reader.",
+        "log of categories, whose best loss is known. Also file.py:function or "
+        "package.module:function, your function that returns arrays, a "
+        "tf.data.Dataset or a reader.",
         choices=_DATASETS,
         why_not=_why_not,
     )

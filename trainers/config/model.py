@@ -23,9 +23,9 @@ class ModelConfig:
 
     model: str = setting(
         "convnet",
-        "What is trained. Also keras:NAME, any classifier of keras.applications, with "
-        "new weights, such as keras:ResNet50. Also package.module:factory, a function "
-        "of your own that returns a Keras model.",
+        "Model to train. Also keras:NAME, any classifier of keras.applications, with "
+        "new weights, such as keras:ResNet50. Also file.py:function or "
+        "package.module:function, your function that returns a Keras model.",
         choices=models.names,
         why_not=models.why_not,
     )
@@ -52,8 +52,8 @@ class ModelConfig:
     )
     perturb_initial_weights: bool = setting(
         False,
-        "Change every initial weight by its last bit, up or down: what then differs "
-        "from a run without is how the training amplifies rounding.",
+        "Change every initial weight by its last bit, up or down: the difference from "
+        "a run without it shows how the training amplifies rounding.",
         has_flag=False,
     )
     loss: str | None = setting(

@@ -171,7 +171,7 @@ class ReportConfig:
     profile_steps: tuple[int, ...] | None = setting(
         None,
         "Two steps, such as 100,110: a trace of those after the first up to the "
-        "second, for TensorBoard's profile plugin. Of a cluster the chief's.",
+        "second, for TensorBoard's profile plugin. In a cluster, of the chief.",
         minimum=1,
         has_flag=False,
     )
@@ -220,7 +220,7 @@ class ReportConfig:
     )
     exported_model: str | None = setting(
         None,
-        "Of --mode=evaluate: a .keras file of --export to take the weights from, in "
+        "A .keras file of --export that --mode=evaluate takes the weights from, in "
         "place of the newest checkpoint.",
         path="file",
         used_by={"mode": ("evaluate",)},

@@ -38,9 +38,9 @@ class TrackingConfig:
     )
     trackers: tuple[str, ...] | None = setting(
         None,
-        "Also report settings, metrics and result to MLflow or Weights & Biases, which "
-        "their own environment variables, such as MLFLOW_TRACKING_URI and WANDB_MODE, "
-        "tell where and as whom.",
+        "Also report settings, metrics and result to MLflow or Weights & Biases. "
+        "Their own environment variables set the destination and the account, such as "
+        "MLFLOW_TRACKING_URI and WANDB_MODE.",
         choices=tuple(EXTRAS),
         used_by=_OF_RUNS,
     )
@@ -52,8 +52,8 @@ class TrackingConfig:
     )
     tracker_group: str | None = setting(
         None,
-        "What runs that belong together have in common, as a tag and as W&B's group. "
-        "Default: none, or of a comparison the name of its folder.",
+        "Name of a group of runs, for a tag and for W&B's group. Default: none; for "
+        "the runs of a comparison, the name of its folder.",
         used_by=_OF_TRACKERS,
         has_flag=False,
     )

@@ -138,7 +138,7 @@ def test_it_names_every_choice_and_default() -> None:
 
 
 def test_the_beginning_is_usage_examples_and_modes() -> None:
-    begin = page_of("--help").partition("\n\nAfter = ")[0]
+    begin = page_of("--help").partition("\n\nThe value after = ")[0]
     assert begin.startswith("Usage: python -m trainers.main ")
     assert len(begin.splitlines()) < 25, "more than a screen"
     assert page_of("--helpfull").startswith(begin)
