@@ -52,7 +52,7 @@ class DataConfig:
     data_path: str | None = setting(
         None,
         "TFRecord files to train on, also of gzip: files, folders of *.tfrecord and "
-        "*.tfrecord.gz, or patterns such as data/part-*, separated by commas. Of "
+        "*.tfrecord.gz, or patterns such as data/part-*, separated by commas. For "
         "cifar10: a published archive, or the folder in it.",
         path="any",
     )
