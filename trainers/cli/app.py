@@ -148,8 +148,9 @@ def _print_help(text: str) -> ExitCode:
         silence_streams_that_fail()
         # A reader such as `head` closes the pipe early; this is no error.
         if not isinstance(error, BrokenPipeError):
-            words = f"--help cannot be printed ({error.strerror}): give it a terminal."
-            return _refuse(UsageError(words), verbose=False)
+            words = f"standard output cannot be written ({error.strerror})"
+            refused = UsageError(f"{words}: give it a terminal, or a disk with space.")
+            return _refuse(refused, verbose=False)
     return ExitCode.DONE
 
 

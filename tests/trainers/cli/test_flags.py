@@ -949,10 +949,13 @@ def test_a_reader_that_leaves_early_ends_help_without_an_error(
     assert finished.stdout.count("\n") == 1
 
 
-def test_help_that_cannot_be_written_is_an_error(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("flag", ["--help", "--version"])
+def test_text_that_cannot_be_written_is_an_error(
+    flag: str, tmp_path: pathlib.Path
+) -> None:
     with open("/dev/full", "w", encoding="utf-8") as full:
         finished = subprocess.run(
-            [sys.executable, "-m", "trainers.main", "--help"],
+            [sys.executable, "-m", "trainers.main", flag],
             stdout=full,
             stderr=subprocess.PIPE,
             cwd=tmp_path,
@@ -962,7 +965,7 @@ def test_help_that_cannot_be_written_is_an_error(tmp_path: pathlib.Path) -> None
             check=False,
         )
     assert finished.returncode == 2
-    assert finished.stderr.startswith("error: --help cannot be printed")
+    assert finished.stderr.startswith("error: standard output cannot be written (No")
     assert finished.stderr.count("\n") == 1
 
 
