@@ -105,9 +105,15 @@ def _check_axes(weights: Any, values: Any, name: str) -> None:
     is the exception.
     """
     given, needed = weights.shape, values.shape
-    # The loss of vectors is one number for Keras.
-    if given.rank in (None, needed.rank) or not needed.rank:
+    if None in (given.rank, needed.rank) or given.rank == needed.rank:
         return
+    if not needed.rank:
+        # Other losses without a value of each example are refused before.
+        raise UsageError(
+            "weights of examples (sample_weight, class_weight) do not fit the loss "
+            f"{name!r} of outputs [n], whose mean over a batch Keras would multiply by "
+            "each of them: give the model outputs of shape [n, 1]."
+        )
     longer = max(given, needed, key=len)
     if abs(given.rank - needed.rank) == 1 and longer[-1] == 1:
         return

@@ -258,6 +258,18 @@ def test_weights_of_another_axis_than_examples_are_refused(
         means(model, np.ones(labels), given)
 
 
+def test_weights_of_the_loss_of_vectors_are_refused() -> None:
+    """Keras multiplies each by the mean of the batch, which is its value of them."""
+    layers = [keras.layers.Dense(1), keras.layers.Reshape(())]
+    model = keras.Sequential([keras.Input((5,)), *layers])
+    model.compile(loss="mse")
+    features, _ = factories.arrays()
+    labels = features[:, 0]
+    assert_as_evaluated(model, features, labels)
+    with pytest.raises(UsageError, match=r"'mse' of outputs \[n\].*: .*\[n, 1\]"):
+        means(model, features, Weighted(labels, np.abs(labels)))
+
+
 def test_a_loss_of_pairs_is_refused() -> None:
     with pytest.raises(UsageError, match="another value beside other examples"):
         means(compiled(loss=keras.losses.Circle()), *factories.arrays())
