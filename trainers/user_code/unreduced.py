@@ -67,7 +67,7 @@ class RowWeights(keras.losses.Loss):
         """Returns the weights [n], or zeros where they are not needed.
 
         Raises:
-          UsageError: Sample weights are not those of examples and their values.
+          UsageError: Sample weights do not fit the values of examples.
         """
         values = self._values(y_true, y_pred)
         if sample_weight is not None:

@@ -1,4 +1,4 @@
-"""What a step of the model's own finds after an update that has been caught."""
+"""Optimizers as a step finds them after one of its updates has been caught."""
 
 from __future__ import annotations
 
