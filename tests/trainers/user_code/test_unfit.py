@@ -111,7 +111,7 @@ def test_arrays_that_every_batch_would_share_are_refused_for_any_model(
         ("own_evaluation", "OwnEvaluation has a test_step of its own"),
         ("colorful", "failed (ValueError: bold words): correct it"),
         ("with_states", "the layer 'kept' keeps a state for each row of a batch"),
-        ("complex_weight", "/turn/variable' of complex64"),
+        ("complex_weight", "of complex64, and norms, sums and losses here are of real"),
         ("plain_variable", "the tf.Variable 'seen:0' of shape () is assigned"),
         ("plain_variable_of_a_metric", "or add_variable of the metric"),
     ],
