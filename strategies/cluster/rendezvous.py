@@ -170,9 +170,9 @@ def _wait_for_leader(cluster: Cluster) -> None:
     A task that connects earlier waits for a second until it tries again
     (`GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS` of gRPC), and the others wait for it.
     """
-    deadline = time.monotonic() + _SECONDS_FOR_LEADER
     leader = cluster.computing[0]
-    while cluster.address != leader and time.monotonic() < deadline:
-        if is_serving(leader):
-            return
+    if cluster.address == leader:
+        return
+    deadline = time.monotonic() + _SECONDS_FOR_LEADER
+    while not is_serving(leader) and time.monotonic() < deadline:
         time.sleep(_SECONDS_BETWEEN_LOOKS_AT_LEADER)

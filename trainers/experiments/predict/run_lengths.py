@@ -52,7 +52,7 @@ class RunLengths:
     def _slowdown(self, run: Experiment, earlier: Experiment) -> float:
         """Returns how many times as long a step takes with another number of replicas.
 
-        That is measured if both numbers were run with gradients of any other size.
+        Runs with the model's own gradients show it, if both numbers have one.
         """
         by_count = {
             e.num_replicas: seconds
