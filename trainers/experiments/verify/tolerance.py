@@ -35,8 +35,8 @@ def tolerance(dtype: str, examples: Sequence[int]) -> float:
     bits: n is the number of steps.
 
     For 64 examples and 20 steps the tolerance is 1.7e-5 in float32 and 3.2e-14 in
-    float64; two towers and one device differed by 7.7e-7 and 8.4e-16 there (convnet,
-    Adam).
+    float64; two towers and one device differed by less than 1e-6 and 1e-15 there
+    (convnet, Adam).
 
     Args:
       dtype: Value of --dtype.
