@@ -27,9 +27,12 @@ def names() -> tuple[str, ...]:
 
 
 def reading(setting: str) -> Callable[[], tuple[str, ...]]:
-    """Returns a function to the models that read a field of `models.base.Settings`.
+    """Returns a function that names the models with a use for a setting.
 
     It looks at the sources, because importing a model loads TensorFlow.
+
+    Args:
+      setting: Field of `models.base.Settings`.
 
     Returns:
       A function without arguments that returns names, and `keras:*` for the classifiers

@@ -20,7 +20,10 @@ from models.objective import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSpec:
-    """A model and its objective, made for a label smoothing. A `TrainableModel`."""
+    """A model, with a function from a label smoothing to its objective.
+
+    Satisfies `TrainableModel`.
+    """
 
     build: Build
     make_objective: Callable[[float], Objective]
@@ -70,9 +73,9 @@ def make_cross_entropy(label_smoothing: float) -> PerExample:
 
 
 def cross_entropy_as_compiled(label_smoothing: float) -> AsCompiled:
-    """Returns what a program with `fit` has for `make_cross_entropy`, and accuracy.
+    """Returns the arguments of `compile` for `make_cross_entropy` and accuracy.
 
-    Smoothing needs one-hot labels there.
+    Keras smooths one-hot labels only.
     """
     if not label_smoothing:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

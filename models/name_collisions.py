@@ -18,7 +18,13 @@ def check_names(path: str, option: str) -> None:
     """Refuses a file that imports a module which a package of this project hides.
 
     Python keeps one module of a name, and the program's own would not be found.
-    ValueError names the file, or the module beside it, with such an import.
+
+    Args:
+      path: Path of the file. The modules beside it that it imports are looked at too.
+      option: Option that names the file, for the message.
+
+    Raises:
+      ValueError: The file or a module beside it has such an import.
     """
     program = pathlib.Path(path).expanduser().absolute()
     folder = program.parent

@@ -85,7 +85,7 @@ def add_steps(sums: MutableMapping[str, Any], steps: Mapping[str, np.ndarray]) -
 def as_scalars(results: Mapping[str, Any]) -> dict[str, float]:
     """Returns one number for each name, for files and charts.
 
-    The entries of a vector have their places in the names, and accuracy has one name:
+    The name of a vector's entry ends with its position. Accuracy has one name, although
     `compile` takes it as `acc` too.
 
     Args:
@@ -106,9 +106,9 @@ def as_scalars(results: Mapping[str, Any]) -> dict[str, float]:
 
 
 def as_logs(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns results as `fit` has them in its logs: numbers, and arrays of vectors.
+    """Returns results as in logs of `fit`: numbers, and arrays for vectors.
 
-    The result of a metric may be a dictionary of several.
+    A metric may have a dictionary of several results.
     """
     found: dict[str, Any] = {}
     for name, value in results.items():
