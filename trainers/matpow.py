@@ -35,9 +35,9 @@ def make_flags() -> flags.FlagValues:
     values = tool_flags()
     for name, default, least, most, text in (
         ("size", 1000, 1, 2**15, "Rows and columns of a matrix."),
-        ("power", 10, 2, 1000, "To which a matrix is raised."),
-        ("repeats", 5, 1, 1000, "How often each is timed, of which the median counts."),
-        ("seed", 0, 0, 2**31 - 1, "Decides the matrices."),
+        ("power", 10, 2, 1000, "Exponent of the power of a matrix."),
+        ("repeats", 5, 1, 1000, "Timings of each computation; the median counts."),
+        ("seed", 0, 0, 2**31 - 1, "Seed of the random matrices."),
     ):
         flags.DEFINE_integer(
             name, default, text, lower_bound=least, upper_bound=most, flag_values=values
@@ -56,7 +56,11 @@ def make_flags() -> flags.FlagValues:
         flag_values=values,
     )
     flags.DEFINE_enum(
-        "dtype", "float32", ["float32", "float64"], "Of entries.", flag_values=values
+        "dtype",
+        "float32",
+        ["float32", "float64"],
+        "Type of the entries.",
+        flag_values=values,
     )
     return values
 

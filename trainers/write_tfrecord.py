@@ -51,7 +51,7 @@ def make_flags() -> flags.FlagValues:
     flags.DEFINE_integer(
         "seed",
         0,
-        "Decides the samples: the same seed writes the same file.",
+        "Seed of the samples: the same seed writes the same file.",
         lower_bound=0,
         upper_bound=2**31 - 1,
         flag_values=values,

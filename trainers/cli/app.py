@@ -65,7 +65,7 @@ def _exit_code_of(work: Callable[[], int], config: Config, console: Console) -> 
         print("interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
     except SystemExit as error:
-        # Of code that is not called while it is known whose it is, such as a layer's.
+        # Raised where it is not known whose code runs, such as a layer's.
         return _refuse(
             ended("code of the model or the data", error), config.run.verbose
         )

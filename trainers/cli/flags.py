@@ -64,7 +64,7 @@ def parse(argv: Sequence[str]) -> Config:
     # contradict `--strategies` if it is none of them.
     if "strategies" in given and "strategy" not in given:
         in_file.pop("strategy", None)
-    # That of the run is full already, and an experiment's has another content.
+    # The run of the file has filled its folder, and an experiment needs its own.
     if chosen is not None and given.get("mode") in MODES_THAT_START_RUNS:
         in_file.pop("run_dir", None)
     settings, names = _without_decisions(in_file, chosen, given)
@@ -189,7 +189,7 @@ def _of_flag(name: str, value: Any) -> dict[str, Any]:
     if first_name is None or found is None:
         return {name: _converted(name, value)}
     first, last = (_converted(name, number) for number in found.groups())
-    # Here, where the flag is known that the number is a part of.
+    # Checked here, because only here it is known which flag the number is a part of.
     title = f"the first number of {option(name)}"
     check_setting(*all_fields()[first_name], first, title)
     return {first_name: first, name: last}
@@ -221,10 +221,10 @@ def _of_set(argument: str) -> tuple[str, Any]:
 
 
 def _of_use(in_file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Leaves out of a file what belongs to a choice that the flags have changed.
+    """Drops from a file the settings of a choice that flags have changed.
 
-    A run's config.json with --strategy=mirrored is that run under mirrored, and its
-    --num_ps is of no use to it.
+    With a run's config.json, --strategy=mirrored asks for that run under mirrored,
+    which has no use for the file's num_ps.
     """
     changed = {
         name

@@ -25,7 +25,7 @@ class PredictionConfig:
 
     replicas: tuple[int, ...] | None = setting(
         None,
-        "How many replicas --mode=predict tells the step time of, several numbers. "
+        "Numbers of replicas for which --mode=predict predicts the step time. "
         f"Default: {as_argument(_DEFAULT_REPLICAS)}.",
         minimum=1,
         maximum=1_000_000,
@@ -33,8 +33,8 @@ class PredictionConfig:
     )
     bandwidth_gbit: float | None = setting(
         None,
-        "What the network between replicas carries to and from each of them, in "
-        f"gigabits a second, {_LEAST_BANDWIDTH_GBIT:g} or more. Default: "
+        "Bandwidth of the network to and from each replica, in gigabits a second, "
+        f"{_LEAST_BANDWIDTH_GBIT:g} or more. Default: "
         f"{_DEFAULT_BANDWIDTH_GBIT:g}.",
         minimum=_LEAST_BANDWIDTH_GBIT,
         used_by=_OF_PREDICTIONS,
@@ -42,7 +42,7 @@ class PredictionConfig:
     )
     latency_microseconds: float | None = setting(
         None,
-        "How long an empty message takes from one replica to another. Default: "
+        "Time of an empty message from one replica to another. Default: "
         f"{_DEFAULT_LATENCY_MICROSECONDS:g}.",
         minimum=0,
         used_by=_OF_PREDICTIONS,

@@ -26,7 +26,7 @@ _NOT_OF_KERAS = (
     "gradient_accumulation_steps",
 )
 _MODES = ("train", "verify", "compare", "explain", "predict")
-# Settings of the optimizer that --optimizer replaces the program's with.
+# Settings of the optimizer that --optimizer puts in place of the program's.
 _OF_AN_OPTIMIZER = (
     *("lr_scaling", "base_global_batch_size", "learning_rate_schedule"),
     *("warmup_steps", "momentum", "weight_decay"),
@@ -65,7 +65,7 @@ def check_program(config: Config) -> None:
     """Refuses settings that a program decides, and arguments without a program.
 
     Raises:
-      UsageError: There is one.
+      UsageError: A setting or an argument does not fit; the message names the first.
     """
     if config.model.keras_fit and (
         config.model.script is None or config.strategy.traits.is_distributed

@@ -18,7 +18,7 @@ EXTRAS = {
 }
 # MLflow calls this an experiment, W&B a project.
 _DEFAULT_EXPERIMENT = "distribution-strategies"
-# To the others a run is not the purpose, or they write nothing.
+# Other modes start runs only as evidence, or write nothing.
 _OF_RUNS: UsedBy = {"mode": ("train", "compare", "doctor")}
 _OF_TRACKERS: UsedBy = {"trackers": tuple(EXTRAS)}
 

@@ -1,10 +1,10 @@
 """Settings that have an effect, and settings that have none.
 
-`--num_ps=2` says nothing to --strategy=mirrored. A run that ignored it would look as if
-it had done what was asked for, so that it is refused. Each field declares what it needs
-(`used_by` of `strategies.common.fields.setting`). A setting counts as given if it
-differs from its default, so that a run's config.json, which has all of them, is
-accepted back.
+`--num_ps=2` means nothing under --strategy=mirrored. A run that ignored it would look
+as if it had done what was asked for, so the setting is refused. Each field declares
+which settings it needs (`used_by` of `strategies.common.fields.setting`). A setting
+counts as given if it differs from its default, so that a run's config.json, which has
+all settings, is accepted back.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from strategies.common.text import as_argument, shown
 from trainers.config.config import Config, without_lists
 from trainers.config.groups import all_fields, option
 
-# What only these decide about a run of --mode=evaluate; the rest is in its config.json.
+# Only these decide what --mode=evaluate does; the run's config.json has all others.
 _DECIDE_AN_EVALUATION = ("mode", "strategy")
 
 
@@ -76,7 +76,7 @@ def unused(
 
 
 def without_unused(config: Config) -> Config:
-    """Returns a run's configuration with settings that have no effect as by default."""
+    """Returns a configuration in which settings without an effect have defaults."""
     # Another setting may have needed a dropped one.
     while dropped := unused(config.to_dict()):
         config = config.replace(**{n: all_fields()[n][1].default for n in dropped})
@@ -100,7 +100,7 @@ def values_with_effect(name: str, other: str) -> tuple[str, ...]:
 def has_effect(name: str, run: Mapping[str, Any]) -> bool:
     """Returns whether a setting has an effect on a run.
 
-    Settings that the run does not have are as by default.
+    Settings that the run does not have count with their defaults.
     """
     deciding = deciding_on(name)
     if run.get("mode") == "evaluate":

@@ -70,7 +70,7 @@ def keras_arm(shared: Config) -> Arm:
     Raises:
       UsageError: The settings change what `fit` does.
     """
-    # What only our training loop has is refused by the configuration.
+    # The configuration refuses settings that Keras's own loop does not have.
     return Arm(name=KERAS, config=under("one_device", shared).replace(keras_fit=True))
 
 

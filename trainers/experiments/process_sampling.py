@@ -58,9 +58,9 @@ def _memory_bytes(
     page (PSS) takes 13 ms for a process that has loaded TensorFlow, and holds that
     process up; this takes 0.02 ms.
 
-    The number is that of processes that were all started as new programs: what a forked
-    process has in common with its template counts as its own, templates do not count
-    but for their shared pages, and neither do launchers.
+    The number is as if all processes had been started as new programs. Memory that a
+    forked process has in common with its template counts as its own. Of templates and
+    launchers only the shared pages count.
     """
     private = shared = 0
     for each in (*processes, *templates):

@@ -117,7 +117,8 @@ def _name_rows(axes: Axes, runs: RunsByArm) -> None:
 def _draw_time(figure: Figure, runs: RunsByArm) -> None:
     """Draws the mean seconds of a run over seeds, by kind of work."""
     axes = figure.subplots()
-    # Unless there is no other, without those whose seconds are of their last process.
+    # An interrupted run has the seconds of its last process only, so it is left out if
+    # the arm has others.
     runs = {
         arm: [run for run in each if not run.was_interrupted] or each
         for arm, each in runs.items()

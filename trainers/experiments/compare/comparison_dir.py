@@ -124,7 +124,7 @@ class ComparisonFolder:
                 if seeds is not None:
                     plan["looks"] = self._extended(existing["looks"], seeds)
             elif self.path.exists() and any(
-                # All that a comparison leaves which is killed as it writes its plan.
+                # A comparison that is killed while it writes its plan leaves this.
                 path.name != f".{PLAN}.writing"
                 for path in self.path.iterdir()
             ):

@@ -28,7 +28,7 @@ _NOT_COMPARED = {
 def differing_settings(arms: Sequence[Arm]) -> dict[str, dict[str, Any]]:
     """Returns every setting in which arms differ, with its value in each arm.
 
-    A controlled setting is that of the arms that it has an effect on: one process has
+    A controlled setting counts only in arms on which it has an effect: one process has
     no network.
     """
     settings = {arm.name: _settings(arm.config, arms) for arm in arms}
@@ -45,7 +45,10 @@ def differing_settings(arms: Sequence[Arm]) -> dict[str, dict[str, Any]]:
 
 
 def _settings(config: Config, arms: Sequence[Arm]) -> dict[str, Any]:
-    """Returns the settings of an arm, or that its program decides what others give."""
+    """Returns the settings of an arm, with words for what only its program decides.
+
+    That is said of settings that another arm is given.
+    """
     given = frozenset().union(*(arm.config.given for arm in arms))
     return {
         name: THE_PROGRAMS
@@ -56,7 +59,7 @@ def _settings(config: Config, arms: Sequence[Arm]) -> dict[str, Any]:
 
 
 def _with_length(config: Config) -> Config:
-    """Returns a configuration with the number of steps that it has by default."""
+    """Returns a configuration with the default number of steps, if none is given."""
     length = config.length
     # A program decides its own.
     if config.model.script or length.train_steps or length.epochs:

@@ -91,7 +91,7 @@ class Progress:
 
 
 def look_lines(state: State) -> list[str]:
-    """Returns the verdicts so far, the open ones, and for how many seeds probably."""
+    """Returns lines with the number of verdicts so far and the undecided metrics."""
     lines = [
         f"look after {state.num_seeds} seeds | {state.num_verdicts} of "
         f"{state.num_verdicts + sum(map(len, state.undecided.values()))} verdicts"

@@ -114,7 +114,8 @@ def verdict_lines(conclusion: Mapping[str, Any]) -> list[tuple[str, str]]:
                 words = comparison["verdict"]["words"]
                 shown = lines.setdefault(comparison["arm"], [])
                 # "Too few seeds" holds for every metric, and is printed once.
-                shown += [words] * (words not in shown)
+                if words not in shown:
+                    shown.append(words)
     return [(arm, "; ".join(words)) for arm, words in lines.items()]
 
 
@@ -125,7 +126,7 @@ _METRICS_OF_VERDICTS = (
 
 
 def figures_table(conclusion: Mapping[str, Any]) -> list[list[str]]:
-    """Means over seeds, and scaling efficiency: a heading, then a row for each arm."""
+    """Returns a heading, then means and scaling efficiency in a row for each arm."""
     rows = _figures(conclusion, (*_COLUMNS, *_other_columns(conclusion)))
     efficiencies = [
         _shown(arm["scaling_efficiency"], "{:.2f}") for arm in conclusion["arms"]

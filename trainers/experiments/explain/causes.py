@@ -74,7 +74,7 @@ class Facts:
 
     def shares(self, *phases: str) -> np.ndarray:
         """Returns each replica's part of the time without evaluation, [replicas]."""
-        # How much evaluation there is is a wish, and no property of a step.
+        # The user chooses how much is evaluated; it is no property of a step.
         return np.array(
             [
                 replica.share(*phases) / max(1 - replica.share("eval"), 1e-9)
@@ -89,7 +89,7 @@ class Facts:
             sum(task["seconds"].get(name, task.get(name, 0)) for task in tasks)
         )
 
-    def any(self, name: str) -> Any:
+    def common(self, name: str) -> Any:
         """Returns a number that is the same on all tasks."""
         return next(iter(self.breakdown.tasks.values()))[name]
 
@@ -101,7 +101,7 @@ class Facts:
             return False
         steps = sum(sum(s) for s in self.breakdown.replicas[0].steps.values())
         step_seconds = steps / len(self.breakdown.replicas[0].starts)
-        cost = step_seconds / max(self.any("num_operations"), 1)
+        cost = step_seconds / max(self.common("num_operations"), 1)
         return bool(cost < LIMITS["operation_seconds"])
 
 
@@ -127,7 +127,7 @@ def _retracing(facts: Facts) -> Iterator[Cause]:
 
 
 def _crowded_cores(facts: Facts) -> Iterator[Cause]:
-    waited, cores = facts.total("cpu_wait"), facts.any("num_machine_cores")
+    waited, cores = facts.total("cpu_wait"), facts.common("num_machine_cores")
     part = waited / max(waited + facts.total("cpu"), 1e-9)
     others = facts.measured.get("other_busy_cores") or 0.0
     # Threads of one run wait for each other now and then.
@@ -188,8 +188,7 @@ def _slow_wire(facts: Facts) -> Iterator[Cause]:
         return
     words = f"the network brings {speed / 1e6:.0f} MB/s for {sent / 1e6:.1f} MB a step"
     remedy = (
-        "use a faster network, --set=strategy.all_reduce_dtype=bfloat16, or "
-        "--average=parameters"
+        "use a faster network, --all_reduce_dtype=bfloat16, or --average=parameters"
     )
     yield Cause("slow_wire", float(facts.shares("wire").max()), words, remedy)
 
@@ -199,8 +198,8 @@ def _small_work(facts: Facts) -> Iterator[Cause]:
     if not facts.is_overhead:
         return
     share = float(facts.shares("compute", "wire", "update", "python").max())
-    count = facts.any("num_variables")
-    size = facts.any("variable_bytes") / max(count, 1)
+    count = facts.common("num_variables")
+    size = facts.common("variable_bytes") / max(count, 1)
     if count >= LIMITS["variables"] and size < LIMITS["variable_bytes"]:
         words = f"{count} variables have {size:.0f} bytes each, and each costs "
         words += "operations of a fixed time"
@@ -240,7 +239,7 @@ def _slow_disk(facts: Facts) -> Iterator[Cause]:
     if not saved:
         return
     # An optimizer has up to two numbers for each weight.
-    size = 3 * facts.any("variable_bytes")
+    size = 3 * facts.common("variable_bytes")
     usual = LIMITS["checkpoint_seconds"]
     usual += size / LIMITS["disk_bytes_per_second"]
     if np.median(saved) < usual:

@@ -60,7 +60,7 @@ def solve(
 
 
 def _independent(matrix: np.ndarray) -> list[int]:
-    """Columns that are no combination of those before them."""
+    """Returns the columns that are no linear combination of earlier columns."""
     kept: list[int] = []
     for column in range(matrix.shape[1]):
         if np.linalg.matrix_rank(matrix[:, [*kept, column]]) > len(kept):

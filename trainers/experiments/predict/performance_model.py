@@ -188,8 +188,8 @@ def _units(
     """Returns the multiple of the compute time in a step, and of each of its `Costs`.
 
     Replicas that do not wait for each other overlap: each applies one of N updates in
-    the time that it needs for one, but one server serves one of them at a time. Who
-    meets another one there waits: a service of s seconds takes s / N + s (N - 1) / N.
+    the time that it needs for one. But a server serves one of them at a time, and
+    others wait: a service of s seconds takes s / N + s (N - 1) / N.
     """
     count = run.num_replicas
     traffic = dataclasses.replace(exchange, gradient_bytes=run.gradient_bytes).traffic(
