@@ -92,14 +92,14 @@ class Evaluation:
     def run(
         self, on_batch: BatchObserver | None = None, batches_per_call: int = 1
     ) -> Evaluated:
-        """Goes over all examples with the weights of now.
+        """Evaluates all examples with the present weights.
 
         Args:
-          on_batch: Function called with the index of a batch, before some with that of
-            their first and None, and after them with that of their last and the means
-            so far; None for none.
+          on_batch: Function of the index of a batch and results. It is called before
+            some batches with the index of the first and None, and after them with the
+            index of the last and the means so far. None for no function.
           batches_per_call: Number of batches between two calls of `on_batch`. The index
-            of the last one is counted as if each call had this number, as in Keras.
+            of the last batch is counted as if each call had this number, as in Keras.
         """
         # An evaluation that is interrupted leaves its input in the middle: the next one
         # opens it anew.

@@ -34,10 +34,10 @@ from trainers.pipeline_parallel.step import PipelineStep
 from trainers.user_code.own_step.objective import OwnStep
 from trainers.user_code.own_step.train_step import OwnTrainStep
 
-# By default a run is evaluated at least so often.
+# Least number of evaluations of a run by default.
 _FEWEST_EVALUATIONS = 10
-# By default not more often, unless the run is short: steps of a tenth of a millisecond
-# would otherwise wait most of the time for evaluations, which take five each.
+# Least number of steps from one evaluation to the next by default, unless the run is
+# short: steps of 0.1 ms would otherwise wait most of the time for evaluations.
 _FEWEST_STEPS_BETWEEN_EVALUATIONS = 20
 
 
@@ -55,7 +55,8 @@ class ModelParts:
       objective: Loss and metrics of the model.
       optimizer: Optimizer with initial variables.
       has_compiled_optimizer: True if the model was compiled with the optimizer.
-      replaced_optimizer: Another that the model was compiled with; None for none.
+      replaced_optimizer: Optimizer that the model was compiled with, if another one
+        trains it; None otherwise.
       learning_rate: Learning rate by number of updates of this training.
       learning_rate_scale: Factor of the learning rate.
       layer_state: Non-trainable variables that training changes.
@@ -188,7 +189,7 @@ class TrainingParts(ModelParts):
     phase: int = 1
 
     def results(self, sums: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the loss and metrics that sums over training steps make, as `fit`."""
+        """Returns the loss and metrics from sums over training steps, as in `fit`."""
         # Keras's own `fit` gives means, whose sums have no state of metrics.
         by_keras = self.config.model.keras_fit
         return (means_over_examples if by_keras else self.objective.results)(sums)

@@ -1,4 +1,4 @@
-"""--mode=verify: do strategies train the same as one device, and it as Keras?"""
+"""--mode=verify: do strategies train as one device does, and that as Keras does?"""
 
 from __future__ import annotations
 
