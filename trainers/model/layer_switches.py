@@ -54,10 +54,10 @@ def perturb_weights(model: keras.Model) -> None:
 
 def _as_in_inference(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
-    def told_otherwise(*args: Any, **kwargs: Any) -> Any:
+    def call_without_training(*args: Any, **kwargs: Any) -> Any:
         return call(*args, **{**kwargs, "training": False})
 
-    return told_otherwise
+    return call_without_training
 
 
 def _is_random(layer: keras.layers.Layer) -> bool:

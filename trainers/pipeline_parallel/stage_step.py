@@ -170,7 +170,7 @@ class StageRun:
         tape, received, made = self._in_flight.pop(index)
         targets, seeds = self._targets(made, cotangents)
         start, seeds = self._begin(seeds)
-        # One, and not known before the clock has been read.
+        # The number one; the backward pass waits until the clock has been read.
         one = tf.cast(start > 0, made.share.dtype)
         seeds.append(one if scale is None else one * tf.cast(scale, one.dtype))
         gradients = tape.gradient(

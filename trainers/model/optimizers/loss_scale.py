@@ -29,8 +29,9 @@ class LossScale:
     nothing: their sum is that of scaled gradients, divided afterwards. If a number in
     the sum is not finite, a step is computed once more, on the same batch, at half the
     scale: it was not applied, and no example is lost. After a number of finite ones
-    the scale is doubled. The model's `keras.optimizers.LossScaleOptimizer`, which
-    continues with the next batch instead, gives start and number, or its defaults do.
+    the scale is doubled. The model's `keras.optimizers.LossScaleOptimizer`, or its
+    default, decides the first scale and this number. After a sum that is not finite,
+    Keras would continue with the next batch.
 
     Attributes:
       variables: The scale and the number of finite steps since its last change. They
@@ -57,7 +58,7 @@ class LossScale:
     def adapt(
         self, used: tf.Tensor, is_finite: tf.Tensor, overflowed: tf.Tensor
     ) -> tf.Tensor:
-        """Takes up how a step has ended, once for all replicas.
+        """Changes the scale after a step, once for all replicas.
 
         Args:
           used: The scale of the step, a float64 scalar. Others may have changed it
@@ -96,7 +97,7 @@ def wrapper_of(
 
 
 def needs_loss_scale(model: keras.Model) -> bool:
-    """Returns whether a model is compiled so, or gradients pass through float16.
+    """Returns whether a model is compiled with a loss scale or computes in float16.
 
     Gradients of float16 weights cannot be divided by a scale without losing the
     precision that it has saved; Keras does not scale their loss by itself either.
@@ -116,7 +117,7 @@ def scaled_loss(
     scale: tf.Tensor | None,
     batch: Batch,
 ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """Returns a loss times a scale, and sums that tell the scale of each example."""
+    """Returns a loss times a scale, and sums from which the scale is reported."""
     if scale is None:
         return loss, sums
     # Exact for a power of two, so that the mean over all examples is the scale.
