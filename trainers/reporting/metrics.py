@@ -226,9 +226,9 @@ class ThroughputMeter:
     def milliseconds_per_step(self) -> float:
         """Time of a step in the call of the median speed.
 
-        The percentiles of single steps do not: asynchronous updates come in bursts, and
-        end together at the end of each call. With 8 workers on 2 cores the median time
-        between two updates was 1.2 ms, at 11.5 ms for each of all updates.
+        Percentiles of single steps are misleading under asynchronous updates, which
+        come in bursts and end together at the end of each call. With 8 workers on 2
+        cores the median time between two updates was 1.2 ms, and the mean 11.5 ms.
         """
         return self._median_call[1]
 

@@ -60,8 +60,8 @@ class Inspection:
 def _activations(model: keras.Model, features: Any) -> dict[str, tf.Tensor]:
     """Returns the outputs of every layer of a functional model, each as one vector.
 
-    They are noted where the model calls the layer. `layer.output` is that of the first
-    call, which for a model used as a layer is not the one in this model.
+    They are recorded where the model calls the layer. `layer.output` is the output of
+    the first call, which for a model used as a layer is another than this model's.
     """
     noted: dict[str, tf.Tensor] = {}
 

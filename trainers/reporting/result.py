@@ -139,8 +139,7 @@ def build_result(
 def peak_memory_mib() -> float:
     """Returns the peak resident memory of this process, in MiB.
 
-    That of a process that was forked from a template is as if it had done the imports
-    itself.
+    A process that was forked from a template counts as if it had imported all itself.
     """
     try:
         # On Linux, the peak of `getrusage` starts at the memory of the parent process,

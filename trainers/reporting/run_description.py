@@ -60,7 +60,7 @@ def variable_bytes(parts: TrainingParts) -> dict[str, int]:
 
 
 def short_name(device: str) -> str:
-    """Returns the name of /job:ps/replica:0/task:0/device:CPU:0, `ps-0 CPU:0`."""
+    """Returns `ps-0 CPU:0` for /job:ps/replica:0/task:0/device:CPU:0."""
     spec = tf.DeviceSpec.from_string(device)
     name = f"{spec.device_type}:{spec.device_index}"
     return name if spec.job in (None, "localhost") else f"{spec.job}-{spec.task} {name}"

@@ -1,8 +1,8 @@
 """The graph of the training loop, drawn in one piece for TensorBoard.
 
 TensorFlow keeps the bodies of loops and branches as functions beside the graph, and
-TensorBoard shows nothing of them: of a run there were a box called `while` and its
-inputs. Here their operations, with the model's layers among them, stand in the graph.
+TensorBoard does not show functions: a run would be a box called `while` and its inputs.
+This module puts their operations, the model's layers among them, into the graph.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-# What has functions: by operation, the attributes that name those to be drawn, and how
-# many inputs come before the functions' arguments. What a loop goes on by is left out.
+# Operations that call functions: the attributes that name the functions to draw, and
+# the number of inputs before their arguments. The condition of a loop is left out.
 _CALLS: Mapping[str, tuple[tuple[str, ...], int]] = {
     "While": (("body",), 0),
     "StatelessWhile": (("body",), 0),
@@ -104,7 +104,7 @@ def _stays_one_operation(function: Any) -> bool:
 def _below(caller: str, name: str) -> str:
     """Returns a name that begins with its caller's.
 
-    Most names of operations do so already; that of a gradient has it in its middle.
+    Most names of operations do so already; a gradient's has the scope in its middle.
     """
     scope = f"{caller}/"
     return scope + name.replace(scope, "", 1)

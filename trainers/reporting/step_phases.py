@@ -159,7 +159,7 @@ class _RetracingCounter(logging.Filter):
 def cpu_wait_seconds() -> float:
     """Returns how long threads of this process were ready and had no core, in seconds.
 
-    Zero where the system does not tell.
+    Zero where the system does not report it.
     """
     nanoseconds = 0
     for path in pathlib.Path("/proc/self/task").glob("*/schedstat"):

@@ -38,7 +38,7 @@ _LEAST_BYTES = 1 << 20
 _REMOTE_FLUSH_MILLISECONDS = 30_000
 # A bucket that does not answer blocks the training thread for seconds.
 _REMOTE_RETRY_SECONDS = 60.0
-# What of training the HParams dashboard shows.
+# Metrics of training in the HParams dashboard.
 _TRAIN_METRICS = ("loss", "examples_per_second")
 _EVALUATED = "Train and eval"
 # Tags of quantities of a run, which a program's metric may have as its name.
@@ -100,8 +100,8 @@ class Summaries:
 
     def scalars(self, split: str, values: Mapping[str, float], step: int) -> None:
         """Writes scalars by tag."""
-        # Several in a record: `tf.summary.scalar` takes 0.55 ms for each. Messages of
-        # protobuf that follow each other are one with all their values.
+        # Several in a record: `tf.summary.scalar` takes 0.55 ms for each. Concatenated
+        # messages of protobuf are one message with the values of all.
         encoded = [scalar_pb(t, v).SerializeToString() for t, v in values.items()]
 
         def write() -> None:
@@ -185,7 +185,7 @@ class Summaries:
         self._write_above(summary)
 
     def layout(self, metrics: Sequence[str]) -> None:
-        """Writes what the Custom Scalars dashboard draws into one chart each.
+        """Writes the charts of the Custom Scalars dashboard.
 
         Train and eval have a run each in TensorBoard, with the same tags.
         """

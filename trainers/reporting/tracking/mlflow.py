@@ -113,7 +113,7 @@ class MLflow:
 
 
 def _accepted(name: str) -> str:
-    """Returns a name that MLflow accepts for a metric: it refuses all others at once.
+    """Returns a name that MLflow accepts; any other fails a request of all metrics.
 
     Names such as `train/acc (%)` may have any characters.
     """
