@@ -83,9 +83,9 @@ def _check_length(path: pathlib.Path, before: Config, config: Config) -> None:
 
 
 def _is_given_to_one(name: str, before: Config, config: Config) -> bool:
-    """Returns whether the program decided a setting before or now, and not both times.
+    """Returns whether the program decides a setting in only one of two runs.
 
-    config.json has the batch that the program has chosen, and not its optimizer.
+    config.json has the batch size that the program has chosen, but not its optimizer.
     """
     # Without --script in it, an older version has written the file.
     if name == "global_batch_size" or "script" not in before.given:

@@ -1,4 +1,4 @@
-"""JSON values of what a checkpoint keeps of metrics and of a program's callbacks."""
+"""JSON values for metrics and a program's callbacks in a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-# Keys of what JSON has no word for.
+# Keys of values that JSON cannot express.
 _FLOAT, _ARRAY, _ENTRIES = "/float", "/array", "/entries"
 
 
@@ -25,7 +25,7 @@ def as_plain(value: Any) -> Any:
 
 
 def encoded(value: Any) -> list[Any]:
-    """Returns a list of the JSON value; empty if there is none.
+    """Returns the JSON value in a list; an empty list if the value has none.
 
     Args:
       value: Number, text or array, or a list or dictionary of them.

@@ -78,20 +78,21 @@ class NoiseMeans:
     noise: float = 0.0
 
 
-# What a program's callbacks have in their attributes, by callback.
+# Key of the attributes of a program's callbacks, by callback.
 CALLBACKS = "callbacks"
-# In the history of a program's `fit`: whether a callback has stopped the training.
+# Keys in the history of a program's `fit`, in addition to the lists of a log.
+# Whether a callback has stopped the training.
 STOPPED = "/stopped"
-# In the same, whether one has asked to, for which `fit` looks after the next batch.
+# Whether a callback has asked to stop, which `fit` checks after the next batch.
 ASKED = "/asked_to_stop"
-# In the same, whether callbacks have begun the next batch; not after the last step.
+# Whether callbacks have begun the next batch; not after the last step.
 BEGUN = "/begun"
-# In the same, the numbers of the epochs; all other entries are lists of a log.
+# Numbers of the epochs.
 EPOCHS = "/epochs"
 
 
 def is_stopped(state: Mapping[str, Any]) -> bool:
-    """Returns whether the checkpoint is of a training that a callback has stopped."""
+    """Returns whether a callback has stopped the training of a checkpoint."""
     return bool(state.get("history", {}).get(STOPPED, False))
 
 
