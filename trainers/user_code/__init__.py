@@ -129,7 +129,7 @@ _OF_LIBRARIES = (
 
 
 def ended(what: str, error: SystemExit) -> UsageError:
-    """Returns what to say of a user's code that ends the program.
+    """Returns the error for code of the user that ends the program.
 
     Its exit code would be taken for that of the run: 0 for done, 3 for diverged.
     """

@@ -43,11 +43,11 @@ def check_states(model: keras.Model) -> None:
 def check_loaded(model: keras.Model) -> None:
     """Refuses a model with a layer that trains weights of a SavedModel.
 
-    Its functions have been traced with the variables of the file, in whose place a
-    strategy makes others: they would get no gradients.
+    The layer's functions were traced with the variables of the file. A strategy makes
+    others in their place, which would get no gradients.
 
     Raises:
-      UsageError: There is one.
+      UsageError: The model has such a layer.
     """
     for layer in flat_layers(model):
         if isinstance(layer, keras.layers.TFSMLayer) and layer.trainable_variables:
@@ -89,7 +89,7 @@ def check_methods(model: keras.Model) -> None:
 
 
 def check_values(objective: Objective, model: keras.Model, batch: Batch) -> None:
-    """Finds now, and in nothing but a graph, what the first step would fail with.
+    """Traces the objective, so that errors of the first step appear before the run.
 
     Raises:
       UsageError: The model takes text or complex numbers for real numbers.

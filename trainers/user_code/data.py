@@ -311,9 +311,9 @@ def _arrays(values: Any) -> Any:
 
 
 def _array(values: Any) -> np.ndarray:
-    """Returns what NumPy takes for an array, if it has numbers in it and not objects.
+    """Converts a value to an array of numbers or strings; refuses other objects.
 
-    NumPy would run through anything that can be counted, and complain of what it finds.
+    NumPy would iterate over any object with a length, and report an error within it.
     """
     if not isinstance(values, (list, tuple, int, float)) and not (
         hasattr(values, "__array__") or hasattr(values, "__array_interface__")

@@ -21,10 +21,10 @@ def on_halves(
 ) -> list[Any]:
     """Returns results of a function for examples, each half of them, and all again.
 
-    They tell apart a mean over examples, a sum, and neither, and the last one random
-    numbers. The function runs in a graph, as in `fit`: a step may use what eager
-    tensors do not have. A single example, and examples that are not divisible, are
-    their only half.
+    The halves show whether a result is a mean over examples, a sum, or neither; the
+    repetition shows whether it is random. The function runs in a graph, as in `fit`: a
+    step may use what eager tensors do not have. A single example, and examples that are
+    not divisible, are their only half.
     """
     traced = tf.function(counted_alone(run), autograph=False)
     num_rows = tf.nest.flatten(few.features)[0].shape[0]

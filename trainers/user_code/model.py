@@ -222,19 +222,19 @@ def _copied(model: keras.Model, flag: str) -> keras.Model:
 
 def build_with(model: keras.Model, few: Callable[[], Batch]) -> None:
     """Makes the variables of a model that makes them when it is called."""
-    # What Keras warns of here it raises as well, or says again when a step is traced.
+    # Keras raises an error as well, or warns again when a step is traced.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if not (model.built and model.variables):
             model(_specified(few().features))
-        # Of the cell of a recurrent layer, whose shapes Keras knows without a call. In
-        # a graph a strategy could not make variables for several devices.
+        # Keras does not build the cell of a recurrent layer, whose shapes it knows
+        # without a call. In a graph a strategy could not make mirrored variables.
         if not all(layer.built for layer in flat_layers(model)):
             model(few().features, training=False)
 
 
 def _specified(features: Any) -> Any:
-    """Returns symbolic tensors of any number of examples like some given ones."""
+    """Returns symbolic tensors like given ones, for any number of examples."""
     return tf.nest.map_structure(
         lambda one: keras.KerasTensor([None, *one.shape[1:]], one.dtype.name), features
     )

@@ -127,7 +127,7 @@ def losses_of(
 def _check_names(
     loss: Any, names: Sequence[str] | None, labels: Any, predictions: Any
 ) -> None:
-    """Says what Keras refuses as an object of another type."""
+    """Refuses outputs without labels, of which Keras only reports a wrong type."""
     of_names = isinstance(predictions, Mapping)
     if isinstance(loss, Mapping) and not (names or of_names):
         raise UsageError(
@@ -152,7 +152,7 @@ _TOTAL, _COUNT = f"{STATE}total", f"{STATE}count"
 def sums_over_batches(
     losses: Mapping[str, tf.Tensor], global_size: tf.Tensor | int
 ) -> dict[str, Summed]:
-    """Returns a replica's parts of the losses of a global batch and of the number one.
+    """Returns a replica's part of each loss of a global batch, and of one batch.
 
     Keras weighs the total loss of a batch by its examples, and the loss of one output
     not, because a batch has no known size in a graph (keras/src/trainers/

@@ -91,7 +91,7 @@ class ModelStep:
         return getattr(self.model, self.name)(as_fit_has_it(batch))
 
     def changes(self, scope: UpdateCatcher) -> list[list[tf.Tensor]]:
-        """Returns what the variables of each metric have changed by in a scope."""
+        """Returns how much each variable of each metric has changed in a scope."""
         return [
             [
                 change_of(scope.get_current_value(variable), tf.constant(old))
@@ -106,7 +106,7 @@ class ModelStep:
         """Returns what a batch adds to the sums of a global batch; see `run`."""
         share = batch.num_rows / batch.global_size
         numbers = as_numbers(logs)
-        # As a mean of which the shard's fraction is its part of the sum.
+        # Values are weighted below as means are; a sum is already the shard's part.
         for name in self.summed:
             numbers[name] = tf.math.divide_no_nan(numbers[name], share)
         found: dict[str, Any] = {"loss": self._of_rows(batch, numbers)}

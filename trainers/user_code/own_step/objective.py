@@ -62,12 +62,12 @@ class OwnStep:
       train: Its `train_step`.
       test: Its `test_step`; None without examples to evaluate on.
       is_sum: True if gradients are sums over a batch, and not means.
-      has_sparse_gradients: True if a gradient has rows of a table alone.
+      has_sparse_gradients: True if a gradient has only some rows of its variable.
       updates: Updates of a step, in order.
       passes: Updates of each computation of a step, which is computed again for updates
         that need what an earlier one has changed; see `passes_of`.
       rows: Only number of examples that a step computes; None if it takes any.
-      remark: Warning about what replicas cannot do alike; None for none.
+      remark: Warning if several replicas train otherwise than one; None for none.
     """
 
     train: ModelStep

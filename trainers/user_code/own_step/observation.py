@@ -65,7 +65,7 @@ class Observed(NamedTuple):
 
     @property
     def has_sparse_gradients(self) -> bool:
-        """Presence of a gradient that has rows of a table alone."""
+        """True if a gradient has only some rows of its variable."""
         return any(
             isinstance(gradient, tf.IndexedSlices)
             for update in self.updates
@@ -109,7 +109,7 @@ def observe(step: ModelStep, few: Batch, is_divisible: bool) -> Observed:
         updates=scope.updates,
         reads_after=scope.reads_after,
         gradients=np.array(sums, np.float64),
-        # Numbers of any sign add up to each, so that its own size is no bound.
+        # Terms of both signs cancel, so that a sum's own size does not bound its error.
         rounding=relative_rounding(step.model) * np.array(tf.nest.flatten(norms[0])),
         is_repeatable=replayed.are_of_examples and agree(again, sums[0]),
         changes=tf.nest.map_structure(lambda *parts: np.stack(parts), *changes[:-1]),
@@ -124,6 +124,6 @@ def observe(step: ModelStep, few: Batch, is_divisible: bool) -> Observed:
 def _numbers(
     function: Callable[[tf.Tensor], tf.Tensor], update: CaughtUpdate
 ) -> list[tf.Tensor]:
-    """Returns the number that a function gives of each gradient, in float64."""
+    """Returns the value of a function for each gradient, float64 scalars."""
     gradients = [g for g in update.gradients.values() if g is not None]
     return [function(tf.cast(tf.convert_to_tensor(g), tf.float64)) for g in gradients]

@@ -159,7 +159,7 @@ def _is_per_batch(
     """Returns whether a metric counts batches; False if it counts examples.
 
     Raises:
-      UsageError: It does neither.
+      UsageError: It counts neither.
     """
     # Of a random loss only the count can be compared, the last variable of a mean.
     is_mean = isinstance(own.metric, (keras.metrics.Mean, keras.metrics.Sum))
@@ -180,7 +180,7 @@ def _is_per_batch(
 
 
 def _gets_sums(own: OwnMetric, changes: Sequence[np.ndarray]) -> bool:
-    """Returns whether a mean is one of sums over a batch."""
+    """Returns whether a metric averages sums over a batch, and not means."""
     if not isinstance(own.metric, keras.metrics.Mean):
         return False
     total, count = changes

@@ -1,4 +1,4 @@
-"""Sources of what a step reports: metrics, and numbers computed of their results."""
+"""Sources of the values a step reports: metrics, or numbers computed from them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Result = tuple[int, str]
 
 
 class Computed(NamedTuple):
-    """A value that a step computes of results of metrics alone, such as a perplexity.
+    """A value that a step computes from metrics alone, such as a perplexity.
 
     Attributes:
-      results: Results that it is computed of.
+      results: Results that it is computed from.
       function: Function of their values.
     """
 
@@ -31,7 +31,7 @@ class Computed(NamedTuple):
 def results_noted(
     metrics: Sequence[keras.metrics.Metric],
 ) -> Iterator[list[tuple[Any, Result]]]:
-    """Notes what metrics return as their results, and which."""
+    """Records each result that a metric returns, with the metric's index."""
     noted: list[tuple[Any, Result]] = []
 
     def noting(index: int, result: Callable[[], Any]) -> Callable[[], Any]:
@@ -55,7 +55,7 @@ def results_noted(
 def source_of(
     value: Any, noted: Sequence[tuple[Any, Result]]
 ) -> Result | Computed | None:
-    """Returns the source of a reported value; None if it is no matter of metrics alone.
+    """Returns the source of a reported value; None if it needs more than metrics.
 
     Args:
       value: Value in the logs of a step that is being traced.
@@ -102,7 +102,7 @@ def _function(
         if node.name in names:
             kept = part.node.add()
             kept.CopyFrom(node)
-            # Names of operations and devices that are not here.
+            # Both name operations and devices that this graph does not have.
             kept.attr.pop("_class", None)
             kept.device = ""
             inputs = [name for name in node.input if not name.startswith("^")]

@@ -29,12 +29,12 @@ class OwnTrainStep(TrainStep):
     """
 
     objective: OwnStep
-    # Pass of a step with several, and values before the updates of each earlier one.
+    # Index of the pass to compute, and values before the updates of earlier passes.
     _pass = 0
     _former: Former = ()
 
     def in_turn(self) -> ReplicaFunction:
-        """Returns a step that the inner loop computes as often as it has updates."""
+        """Returns a step that the inner loop computes once for each of its passes."""
         if self.objective.num_passes == 1:
             return self
 
@@ -88,7 +88,7 @@ class OwnTrainStep(TrainStep):
         assigned = _joined(update.assigned for update in updates)
         written = self._layer_state.by_position(assigned)
         if self._pass + 1 < self.objective.num_passes:
-            # What else the step writes, and reports, is taken from its last pass.
+            # Other variables and reported values are taken from the last pass.
             return gradients, written, reported({}, batch)
         written |= self._layer_state.collect_updates(scope, mapped)
         written = self._layer_state.changes(written, mapped, followed)

@@ -49,7 +49,7 @@ class UpdateCatcher(keras.StatelessScope):
         former: Sequence[Mapping[int, tf.Tensor]] = (),
         trained: Sequence[keras.Variable] = (),
     ):
-        """Prepares the scope, and optimizers to look for it.
+        """Prepares the scope, and makes optimizers hand updates to it.
 
         Args:
           mapped: Values in place of variables.
@@ -78,7 +78,7 @@ class UpdateCatcher(keras.StatelessScope):
         """Keeps an update; called in place of `optimizer.apply`.
 
         Raises:
-          UsageError: A part of the graph calls it that need not run in every step.
+          UsageError: The call is in a branch or a loop of the graph.
         """
         self._check_graph("calls its optimizer")
         # The loss is scaled and unscaled by the training loop.
