@@ -238,5 +238,5 @@ class ReportConfig:
         if steps is not None and (len(steps) != 2 or steps[0] >= steps[1]):
             raise UsageError(
                 f"--set=report.profile_steps={as_argument(steps)} is no range of "
-                "steps: give two, the first and a later one, such as 100,110."
+                "steps: give two steps, the first and a later one, such as 100,110."
             )
