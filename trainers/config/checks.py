@@ -11,7 +11,7 @@ from strategies.common.errors import UsageError
 from strategies.common.text import as_argument
 from trainers.config import mode_checks
 from trainers.config.groups import option
-from trainers.config.program import check_program
+from trainers.config.program import check_program, is_left_to_program
 
 if TYPE_CHECKING:
     from trainers.config.config import Config
@@ -93,6 +93,9 @@ def _shards_of_a_batch(config: Config) -> int:
 
 
 def _check_batch_size(config: Config) -> None:
+    if is_left_to_program("global_batch_size", config):
+        # Not known before its call of `fit`, where a run checks it.
+        return
     size = config.length.global_batch_size
     replicas = _shards_of_a_batch(config)
     if size < replicas:
@@ -138,6 +141,8 @@ def _check_averaged_losses(config: Config) -> None:
 
 
 def _check_microbatches(config: Config) -> None:
+    if is_left_to_program("global_batch_size", config):
+        return
     size = config.length.global_batch_size
     parts = {
         "num_replicas": _shards_of_a_batch(config),

@@ -56,6 +56,16 @@ def value_in_words(name: str, config: Config) -> str:
     return as_argument(config.to_dict()[name])
 
 
+def batch_in_words(config: Config, is_stream: bool) -> str:
+    """Returns the global batch as what has decided its size; a stream has batches."""
+    size = config.length.global_batch_size
+    if not is_left_to_program("global_batch_size", config):
+        return f"--global_batch_size={size}"
+    if is_stream:
+        return f"the batch of {size} in the program's data"
+    return f"the program's fit(batch_size={size})"
+
+
 def changes_keras_fit(config: Config) -> str | None:
     """Returns a given setting that Keras's own `fit` does not have; None without."""
     return next((name for name in _NOT_OF_KERAS if name in config.given), None)

@@ -14,7 +14,8 @@ from strategies.common.errors import UsageError
 from strategies.common.private_apis.models import flat_layers
 from strategies.common.private_apis.optimizers import weights_of
 from trainers.config.config import Config
-from trainers.inputs.sources import Data
+from trainers.config.program import batch_in_words
+from trainers.inputs.sources import Data, StreamedSource
 from trainers.inputs.tfrecord.stream import RecordStream
 from trainers.loop.parts import TrainingParts
 from trainers.model.layer_state import sums_over_replicas
@@ -42,12 +43,10 @@ def check_batch_size(config: Config, strategy: Strategy, data: Data) -> None:
     The configuration can only check a number of replicas that a flag gives.
     """
     size = config.length.global_batch_size
+    batch = batch_in_words(config, isinstance(data.train, StreamedSource))
     replicas = config.strategy.num_shards(strategy.num_replicas)
     steps = config.strategy.gradient_accumulation_steps
     if size < replicas * steps:
-        batch = f"--global_batch_size={size}"
-        if config.model.script and "global_batch_size" not in config.given:
-            batch = f"the program's batch of {size}"
         parts = ""
         flag = "--num_workers" if strategy.traits.multi_process else "--num_replicas"
         if steps > 1:
@@ -64,9 +63,8 @@ def check_batch_size(config: Config, strategy: Strategy, data: Data) -> None:
             else "--sharding"
         )
         raise UsageError(
-            f"--global_batch_size={size} is more than the {data.train.num_examples:,} "
-            f"training examples, so that {flag} leaves no batch: lower it, "
-            f"or leave {flag} out."
+            f"{batch} is more than the {data.train.num_examples:,} training examples, "
+            f"so that {flag} leaves no batch: lower it, or leave {flag} out."
         )
 
 

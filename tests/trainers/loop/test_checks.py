@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import keras
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from strategies import registry
 from strategies.common.errors import UsageError
 from trainers.config.config import Config
+from trainers.inputs.sources import StreamedSource
 from trainers.loop.checks import check_batch_size, check_overwritten, check_shardable
 
 
@@ -27,12 +29,29 @@ def test_a_batch_that_is_too_small_names_what_may_be_lowered(
 ) -> None:
     settings = {"strategy": strategy, "gradient_accumulation_steps": steps}
     created: Any = SimpleNamespace(traits=registry.traits(strategy), num_replicas=3)
-    data: Any = None
+    data: Any = SimpleNamespace(train=None)
     with pytest.raises(UsageError) as error:
         check_batch_size(
             Config().replace(global_batch_size=2, **settings), created, data
         )
     assert str(error.value).endswith(remedy)
+
+
+@pytest.mark.parametrize(
+    ("is_stream", "words"),
+    [
+        (False, "the program's fit(batch_size=2) is"),
+        (True, "the batch of 2 in the program's data is"),
+    ],
+)
+def test_a_batch_of_a_program_is_named_as_such(is_stream: bool, words: str) -> None:
+    strategy: Any = SimpleNamespace(traits=registry.traits("tower"), num_replicas=65)
+    data: Any = SimpleNamespace(train=mock.Mock(StreamedSource) if is_stream else None)
+    # More than the default batch of 64, which no program has before its fit.
+    config = Config().with_given(script="a.py", strategy="tower", num_replicas=65)
+    with pytest.raises(UsageError) as error:
+        check_batch_size(config.replace(global_batch_size=2), strategy, data)
+    assert str(error.value).startswith(f"{words} smaller than the 65 replicas")
 
 
 def test_an_optimizer_of_other_weights_is_not_divided() -> None:
