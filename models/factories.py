@@ -9,6 +9,7 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import os
 import pathlib
 import re
@@ -59,11 +60,17 @@ def check_package(name: str, flag: str) -> None:
         raise FactoryError(_no_module(name, flag, package))
 
 
-def factory(name: str, flag: str) -> Callable[..., Any]:
+def factory(name: str, flag: str, argument: str | None = None) -> Callable[..., Any]:
     """Imports the module of a factory and returns the factory.
 
+    Args:
+      name: Name of the factory.
+      flag: Flag that has given the name.
+      argument: What a factory that needs an argument is called with; None for nothing.
+
     Raises:
-      FactoryError: There is no such module, or it has no such function.
+      FactoryError: There is no such module, or it has no such function, or the function
+        needs other arguments.
     """
     module_name, attribute = _parts(name)
     try:
@@ -79,7 +86,32 @@ def factory(name: str, flag: str) -> Callable[..., Any]:
             f"--{flag}={name}: {module_name} has no function {attribute}; it has "
             f"{_choices(module, attribute)}."
         )
+    _check_arguments(found, f"--{flag}={name}", argument)
     return found
+
+
+def needs_an_argument(function: Callable[..., Any]) -> bool:
+    """Returns whether a function has an argument without a default."""
+    return any(
+        one.default is one.empty
+        and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        for one in inspect.signature(function).parameters.values()
+    )
+
+
+def _check_arguments(
+    function: Callable[..., Any], title: str, argument: str | None
+) -> None:
+    """Refuses a function that cannot be called with the argument, or with nothing."""
+    given = [argument] if argument and needs_an_argument(function) else []
+    try:
+        inspect.signature(function).bind(*given)
+    except TypeError as error:
+        called = f"{argument} as its only argument" if argument else "no argument"
+        raise FactoryError(
+            f"{title}: {error}; the function is called with {called}: give each other "
+            "argument a default value."
+        ) from error
 
 
 def _choices(module: types.ModuleType, name: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -135,7 +134,7 @@ def custom_model(config: ModelConfig, data: Data) -> CustomModel:
     """
     flag = f"--model={config.model}"
     with wrap_user_errors(flag):
-        make = factories.factory(config.model, "model")
+        make = factories.factory(config.model, "model", "a description of the data")
 
     # Read once, and only if it is needed.
     few = functools.cache(lambda: few_examples(data.to_look_at))
@@ -173,19 +172,10 @@ def _made(
         return variable
 
     with tf.variable_creator_scope(note):
-        model = make(data) if _needs_an_argument(make) else make()
+        model = make(data) if factories.needs_an_argument(make) else make()
     if not isinstance(model, keras.Model):
         raise UsageError(f"{flag} returned {kind_of(model)}: return a keras.Model.")
     return model, created.keys()
-
-
-def _needs_an_argument(function: Callable[..., Any]) -> bool:
-    """Returns whether a function has an argument without a default."""
-    return any(
-        one.default is one.empty
-        and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-        for one in inspect.signature(function).parameters.values()
-    )
 
 
 def _with_own_variables(

@@ -54,6 +54,11 @@ def test_a_file_names_no_function_to_run(tmp_path: pathlib.Path) -> None:
             f"error: --model={FACTORIES}:gide: {FACTORIES} has no function gide; ",
         ),
         (f"{FACTORIES}:gide", "(did you mean guide?)."),
+        (
+            f"{FACTORIES}:guide_loss",
+            "guide_loss: missing a required argument: 'y_pred'; the function is called "
+            "with a description of the data as its only argument: give",
+        ),
         (f"{FACTORIES}:not_a_model", "returned a str: return a keras.Model"),
         (f"{FACTORIES}:raising", "failed (KeyError: 'no such file')"),
         (f"{FACTORIES}:not_compiled", "--loss is missing"),

@@ -68,6 +68,7 @@ def refused(
         ("ends_well", f"{UNFIT}:ends_well calls sys.exit(0)"),
         ("ends_as_if_diverged", f"{UNFIT}:ends_as_if_diverged calls sys.exit(3)"),
         ("ends_otherwise", "failed (GeneratorExit"),
+        ("with_an_argument", "'path'; the function is called with no argument: give"),
         ("colorful", "failed (ValueError: bold words): correct it"),
     ],
 )
