@@ -1,10 +1,11 @@
-"""Texts of `--help` and `--helpfull`, 80 columns wide."""
+"""Texts of `--help` and `--helpfull`, for terminals of 80 columns and narrower ones."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import re
+import shutil
 import textwrap
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -15,21 +16,22 @@ from strategies.common.text import as_argument
 from trainers.config.groups import GROUPS, all_fields, defaults_of, option
 from trainers.config.used_settings import deciding_on, values_with_effect
 
-_COLUMNS = 80
+# Longer lines are hard to read, and the words of a flag need some room.
+_MOST_COLUMNS, _FEWEST_COLUMNS = 80, 40
 
-_BEGINNING = """\
-Usage: python -m trainers.main [--mode=MODE] [--FLAG=VALUE ...]
-
-Trains a Keras model under a distribution strategy. Change --strategy, and the
-same training is done in another way. Every run is a folder with its settings,
-curves, checkpoints and a result.json.
-
-  python -m trainers.main --strategy=mirrored --run_dir=runs/first
-  python -m trainers.main --mode=evaluate --run_dir=runs/first
-
-Each strategy and mode has a page with the flags that no other has:
---strategy=parameter_server --help, --mode=compare --help.
-"""
+_ABOUT = (
+    "Trains a Keras model under a distribution strategy. Change --strategy, and the "
+    "same training is done in another way. Every run is a folder with its settings, "
+    "curves, checkpoints and a result.json."
+)
+_FIRST_COMMANDS = (
+    "python -m trainers.main --strategy=mirrored --run_dir=runs/first",
+    "python -m trainers.main --mode=evaluate --run_dir=runs/first",
+)
+_FURTHER_PAGES = (
+    "Each strategy and mode has a page with the flags that no other has: "
+    "--strategy=parameter_server --help, --mode=compare --help."
+)
 
 _HOW_TO_READ = (
     "The value after = is the default. Without a default, capitals name the kind of "
@@ -191,7 +193,7 @@ def _page_of(
     end: str,
 ) -> str:
     lines = [
-        *_wrapped(f"Usage: python -m trainers.main {flag} [--FLAG=VALUE ...]"),
+        *_usage(flag),
         "",
         *_wrapped(description),
         "",
@@ -206,10 +208,17 @@ def _page_of(
 
 
 def _introduction() -> Iterator[str]:
-    yield from _BEGINNING.splitlines()
+    yield from _usage("[--mode=MODE]")
+    yield ""
+    yield from _wrapped(_ABOUT)
+    yield ""
+    for command in _FIRST_COMMANDS:
+        yield from _command(command)
+    yield ""
+    yield from _wrapped(_FURTHER_PAGES)
     yield ""
     for name, mode in MODES.items():
-        yield f"  --mode={name:<8}  {mode.summary}"
+        yield from _wrapped(f"--mode={name:<8}  {mode.summary}", indent=2, further=17)
     yield ""
     yield from _wrapped(_HOW_TO_READ)
     yield from _heading("This command line")
@@ -289,11 +298,20 @@ def _body(name: str) -> str:
     return text
 
 
+def _usage(flag: str) -> list[str]:
+    return _wrapped(f"Usage: python -m trainers.main {flag} [--FLAG=VALUE ...]")
+
+
+def _columns() -> int:
+    """Returns the most characters of a line, by the width of the terminal if any."""
+    return max(_FEWEST_COLUMNS, min(shutil.get_terminal_size().columns, _MOST_COLUMNS))
+
+
 def _command(command: str) -> list[str]:
     """Returns the lines of a shell command, broken before flags."""
     lines: list[str] = []
     for part in re.split(r" (?=--)", command):
-        if lines and len(lines[-1]) + len(part) + 1 <= _COLUMNS - 2:
+        if lines and len(lines[-1]) + len(part) + 1 <= _columns() - 2:
             lines[-1] += f" {part}"
         else:
             # Two columns stay free for the blank and the backslash.
@@ -301,13 +319,13 @@ def _command(command: str) -> list[str]:
     return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
 
 
-def _wrapped(text: str, indent: int = 0) -> list[str]:
-    space = " " * indent
+def _wrapped(text: str, indent: int = 0, further: int = 0) -> list[str]:
+    """Returns the lines of a text, which are indented, `further` after the first."""
     return textwrap.wrap(
         text,
-        _COLUMNS,
-        initial_indent=space,
-        subsequent_indent=space,
+        _columns(),
+        initial_indent=" " * indent,
+        subsequent_indent=" " * (indent + further),
         # A broken flag or path could be neither found by a search nor pasted.
         break_on_hyphens=False,
         break_long_words=False,

@@ -59,6 +59,17 @@ def test_no_line_is_longer_than_a_terminal_of_80_columns(words: str) -> None:
     assert [line for line in page_of(words).splitlines() if len(line) > 80] == []
 
 
+@pytest.mark.parametrize(("terminal", "most"), [("60", 60), ("200", 80)])
+def test_a_page_fits_a_narrow_terminal(
+    terminal: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", terminal)
+    lines = page_of("--mode=compare --help").splitlines()
+    # The name of a flag, with its default, is not broken.
+    lines = [line for line in lines if not re.match(r" *--", line)]
+    assert most - 15 < max(map(len, lines)) <= most
+
+
 @pytest.mark.parametrize("words", PAGES)
 def test_a_page_is_plain_text_without_trailing_spaces(words: str) -> None:
     page = page_of(words)
