@@ -39,6 +39,7 @@ from trainers.experiments.tune.search import Search, SearchFailedError
 from trainers.experiments.tune.study import journal_of
 from trainers.experiments.tune.tuning import Tuning, tuning_of
 from trainers.fault_tolerance.preemption import PreemptionSignals
+from trainers.run_dir.run_dir import tensorboard_command
 
 _IMPORTED_BY_A_REPORT = (
     *("scipy.optimize", "scipy.stats"),
@@ -119,10 +120,10 @@ def _run(config: Config, folder: ComparisonFolder, console: Console) -> _Compare
     plan_of_search = None if tuning is None else tuning.in_words()
     begun = folder.begin(arms, config.run.seed, (first, last), plan_of_search)
     continued = ", continued" if begun.is_continued else ""
+    runs = f"{last if is_fixed else f'{first} to {last}'} run{'s'[: last != 1]}"
     console.item(
         "compare",
-        f"{len(arms)} arms, {last if is_fixed else f'{first} to {last}'} runs "
-        f"each{continued}: "
+        f"{len(arms)} arms, {runs} each{continued}: "
         f"{', '.join(arm.name for arm in arms)}",
     )
     console.item("output", folder.path)
@@ -219,7 +220,8 @@ def _report(
     for remark in conclusion["remarks"]:
         console.item("note", remark)
     console.item("report", folder.path / "report.html")
-    console.item("view", conclusion["tensorboard"])
+    # Not that of the report, which may be read in another environment.
+    console.item("view", tensorboard_command(shown))
 
 
 def _shared_cores(runs: Sequence[Run]) -> int | None:

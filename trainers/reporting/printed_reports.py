@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-import pathlib
 import shlex
-import sys
 from collections.abc import Mapping
 
 import keras
@@ -26,7 +23,7 @@ from trainers.model.layer_state import sums_over_replicas
 from trainers.reporting.metrics import RunMetrics
 from trainers.reporting.metrics_writer import in_words
 from trainers.reporting.result import ALWAYS_FINAL
-from trainers.run_dir.run_dir import RunDir
+from trainers.run_dir.run_dir import RunDir, tensorboard_command
 
 
 def print_startup_report(
@@ -180,19 +177,6 @@ def print_final_summary(
     if status == "preempted":
         words = shlex.join([f"--run_dir={folder.path}", "--resume=auto"])
         console.say(f"continue  with the same flags and {words}")
-    console.say(f"view      {tensorboard_command(folder)}")
-
-
-def tensorboard_command(folder: RunDir) -> str:
-    """Returns the command that shows a run in TensorBoard, on this machine only."""
-    own = str(folder.path / "tb")
-    logdir = folder.path if folder.tensorboard == own else folder.tensorboard
-    # The program of the same environment, which need not be on the PATH.
-    program = pathlib.Path(sys.executable).with_name("tensorboard")
-    if not program.exists():
-        words = [sys.executable, "-m", "tensorboard.main"]
-    else:
-        relative = os.path.relpath(program)
-        # A relative path is shorter and can be pasted in the current folder.
-        words = [str(program) if relative.startswith("..") else relative]
-    return shlex.join([*words, f"--logdir={logdir}", "--host=localhost"])
+    is_own = folder.tensorboard == str(folder.path / "tb")
+    logdir = folder.path if is_own else folder.tensorboard
+    console.say(f"view      {tensorboard_command(logdir)}")

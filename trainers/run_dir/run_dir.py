@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import pathlib
+import shlex
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -208,3 +211,16 @@ class MetricsFile:
     def drop_after(self, step: int) -> None:
         """Removes the rows of later steps."""
         self.write(self.rows_until(step))
+
+
+def tensorboard_command(logdir: object) -> str:
+    """Returns the command that shows event files in TensorBoard, on this machine."""
+    # The program of the same environment, which need not be on the PATH.
+    program = pathlib.Path(sys.executable).with_name("tensorboard")
+    if not program.exists():
+        words = [sys.executable, "-m", "tensorboard.main"]
+    else:
+        relative = os.path.relpath(program)
+        # A relative path is shorter and can be pasted in the current folder.
+        words = [str(program) if relative.startswith("..") else relative]
+    return shlex.join([*words, f"--logdir={logdir}", "--host=localhost"])
