@@ -159,18 +159,13 @@ def _first_batches(found: FitData | None, arguments: FitArguments) -> FitData | 
 
 def _check_arrays(values: tuple[Any, Any, Any], name: str) -> None:
     """Refuses what has no row for each example; the data may be no arrays at all."""
-    check_leaves(values, name)
+    # NumPy would fill up the rows of a ragged one, and `fit` does not.
+    check_leaves(values, name, tf.RaggedTensor)
     for part in values:
         leaves = keras.tree.flatten(part)
         if part is not None and any(leaf is None for leaf in leaves):
             raise UsageError(
                 f"fit has None among the arrays of its {name}: leave it out."
-            )
-        # NumPy would fill up the rows, and `fit` does not.
-        if any(isinstance(leaf, tf.RaggedTensor) for leaf in leaves):
-            raise UsageError(
-                f"fit has ragged {name}, of which replicas cannot take rows: make them "
-                "dense, as by RaggedTensor.to_tensor."
             )
         if any(getattr(leaf, "shape", None) == () for leaf in leaves):
             raise UsageError(

@@ -48,8 +48,8 @@ class Batches(keras.utils.PyDataset):
         ({"x": X, "y": Y, "sample_weight": NO_DIMENSION}, r"of shape \(\)"),
         ({"x": NO_DIMENSION, "validation_split": 0.5}, r"of shape \(\)"),
         ({"x": X, "y": Y, "validation_data": (X, NO_DIMENSION)}, r"its validation d"),
-        ({"x": RAGGED, "y": Y}, "fit has ragged training data"),
-        ({"x": X, "y": RAGGED}, "fit has ragged training data"),
+        ({"x": RAGGED, "y": Y}, "fit has training data in a RaggedTensor"),
+        ({"x": X, "y": RAGGED}, "fit has training data in a RaggedTensor"),
         ({"x": 3.0, "y": 1.0}, "3.0 in its training data, where an array"),
         ({"x": X, "y": [0.0] * 8}, "0.0 in its training data.* as numpy.array"),
         ({"x": "train.csv"}, "'train.csv' in its training data"),
@@ -61,7 +61,7 @@ class Batches(keras.utils.PyDataset):
         ({"x": tf.data.Dataset.from_tensors((X, Y, Y, Y))}, "in batches of 4 parts: g"),
         ({"x": (n for n in [None] * 2), "steps_per_epoch": 2}, "or empty ones"),
         ({"x": (n for n in "ab"), "steps_per_epoch": 2}, "'a' in its training data"),
-        ({"x": tf.data.Dataset.from_tensors((RAGGED, Y))}, "sparse or ragged tr"),
+        ({"x": tf.data.Dataset.from_tensors((RAGGED, Y))}, "data in a RaggedTensor"),
     ],
 )
 def test_odd_data_are_refused(given: dict[str, Any], words: str) -> None:

@@ -33,7 +33,7 @@ ALONE = "one_device-as_asked"
 # The median of this many steps changes little from run to run.
 _DEFAULT_TRAIN_STEPS = 300
 # More than four replicas on a few cores measure little but their contention.
-_MOST_REPLICAS_HERE = 4
+MOST_REPLICAS_HERE = 4
 # Multiple of the replicas that were measured, up to which predictions are shown to hold
 # (`python -m benchmarks.growth`).
 _SHOWN_TO_HOLD = 2
@@ -142,7 +142,7 @@ def of_an_arm(arm: Arm, num_gpus: int) -> tuple[Experiment, ...]:
       UsageError: This machine or the batch is too small for any conclusion.
     """
     size = arm.config.length.global_batch_size
-    most = min(num_gpus or _MOST_REPLICAS_HERE, _MOST_REPLICAS_HERE, size)
+    most = min(num_gpus or MOST_REPLICAS_HERE, MOST_REPLICAS_HERE, size)
     if most < 3:
         raise UsageError(
             f"--mode=predict needs runs with 2 and 3 replicas, and --global_batch_size="

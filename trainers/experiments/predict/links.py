@@ -15,7 +15,7 @@ _LEAST_BALLAST_BYTES = 1 << 20
 # Over a slow link all steps are the same: its speed does not depend on other work.
 _FEWEST_STEPS = 8
 # In calls of several steps of each worker, after one that the median leaves out.
-_FEWEST_STEPS_OF_EACH = 6
+FEWEST_STEPS_OF_EACH = 6
 
 
 def over_links(
@@ -40,7 +40,7 @@ def fewest_steps(run: Experiment) -> int:
     """Returns the number of steps whose median is the time of a step."""
     if run.config.strategy.is_synchronous:
         return _FEWEST_STEPS
-    return _FEWEST_STEPS_OF_EACH * run.num_replicas
+    return FEWEST_STEPS_OF_EACH * run.num_replicas
 
 
 def is_over_links_too(experiment: Experiment, others: Sequence[Experiment]) -> bool:

@@ -5,14 +5,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from trainers.experiments.predict.experiments import ALONE, REFERENCE, Experiment
+from trainers.experiments.predict.experiments import (
+    ALONE,
+    MOST_REPLICAS_HERE,
+    REFERENCE,
+    Experiment,
+)
+from trainers.experiments.predict.links import FEWEST_STEPS_OF_EACH
 
 # In two runs of four workers, medians of the first 60, 100, 150 and 250 steps, of about
 # 16 ms each, were 15.4, 15.4, 15.1 and 14.9 ms, and 16.3, 17.4, 17.8 and 17.1: longer
 # runs differ from each other by more. The first half second of both was slower.
 _TRAIN_SECONDS = 3.0
-# Six of each of four workers that do not wait for each other.
-_FEWEST_STEPS = 24
+# Also of workers that do not wait for each other, the most that are measured.
+_FEWEST_STEPS = MOST_REPLICAS_HERE * FEWEST_STEPS_OF_EACH
 
 
 class RunLengths:

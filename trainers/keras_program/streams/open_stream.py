@@ -142,9 +142,15 @@ def _endless(name: str) -> UsageError:
     )
 
 
-def check_leaves(values: Any, name: str) -> None:
-    """Refuses numbers and texts of Python among the arrays of some data."""
+def check_leaves(values: Any, name: str, *unfit: type) -> None:
+    """Refuses numbers and texts of Python, and unfit tensors, among some data."""
     for leaf in keras.tree.flatten(values):
+        if isinstance(leaf, unfit):
+            raise UsageError(
+                f"fit has {name} in a {type(leaf).__name__}, of which replicas cannot "
+                "take rows: make them dense, as by tf.sparse.to_dense or "
+                "RaggedTensor.to_tensor."
+            )
         if isinstance(leaf, _NO_ARRAYS):
             raise UsageError(
                 f"fit has {shown(repr(leaf))} in its {name}, where an array with a row "
@@ -180,15 +186,10 @@ def _full_batch(batches: Sequence[Any], name: str) -> Any:
       UsageError: There are no batches, or replicas cannot take rows of them.
     """
     for batch in batches:
-        check_leaves(batch, name)
+        check_leaves(batch, name, tf.SparseTensor, tf.RaggedTensor)
     if not batches or not all(map(tensors_of, batches)):
         raise UsageError(f"fit has no batches in its {name}, or empty ones.")
     full = max(batches, key=lambda batch: tuple(tensors_of(batch)[0].shape[:1]))
-    if any(isinstance(p, (tf.SparseTensor, tf.RaggedTensor)) for p in tensors_of(full)):
-        raise UsageError(
-            f"fit has sparse or ragged {name}, of which replicas cannot take rows: "
-            "make them dense, as by tf.sparse.to_dense or RaggedTensor.to_tensor."
-        )
     if isinstance(full, tuple) and len(full) > _MOST_PARTS:
         raise UsageError(
             f"fit has {name} in batches of {len(full)} parts: give x, (x, y) or "

@@ -14,6 +14,7 @@ import tensorflow as tf
 from models.objective import LATEST, Summed, Values, as_logs, separated
 from strategies.common.errors import UsageError
 from strategies.common.types import Batch
+from trainers.user_code import kind_of
 from trainers.user_code.counting_metric import change_of, total_of
 from trainers.user_code.own_step.reported import Computed, Result
 from trainers.user_code.own_step.update_catcher import UpdateCatcher
@@ -217,8 +218,7 @@ def flat_logs(logs: Any, title: str) -> dict[str, Any]:
         return {}
     if not isinstance(logs, Mapping):
         raise UsageError(
-            f"{title} returned a {type(logs).__name__}: return a dictionary of numbers "
-            "by name."
+            f"{title} returned {kind_of(logs)}: return a dictionary of numbers by name."
         )
     found: dict[str, Any] = {}
     for name, value in logs.items():
