@@ -96,6 +96,11 @@ def check_streams(strategy: StrategyConfig, data: Data) -> None:
         )
 
 
+def validates_on_nothing(arguments: FitArguments, data: Data) -> bool:
+    """Returns whether a `fit` is given validation data without examples."""
+    return arguments.validation_data is not None and not data.evaluation.num_examples
+
+
 def validates_on_shuffled(arguments: FitArguments) -> bool:
     """Returns whether training and validation data are parts of one shuffle."""
     both = arguments.x, arguments.validation_data
@@ -123,6 +128,8 @@ def _data(train: Source, held_out: FitData | None, arguments: FitArguments) -> D
 
 def _validation(arguments: FitArguments) -> Source:
     given = arguments.validation_data
+    if isinstance(given, tf.data.Dataset) and given.cardinality() == 0:
+        return NoExamples()
     # Keras takes a pair of arrays or a data set, and a data set is a sequence too.
     found = None
     if not isinstance(given, (tf.data.Dataset, keras.utils.PyDataset)):
@@ -135,6 +142,9 @@ def _validation(arguments: FitArguments) -> Source:
                 "(x, y, sample_weight)."
             ) from error
         _check_arrays((x, y, weights), "validation data")
+        leaves = [leaf for leaf in keras.tree.flatten((x, y)) if leaf is not None]
+        if all(tuple(getattr(leaf, "shape", ()))[:1] == (0,) for leaf in leaves):
+            return NoExamples()
         found = _arrays(x, y, weights, None, "validation data")
     found = _first_batches(found, arguments)
     if found is not None:

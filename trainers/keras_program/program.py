@@ -27,6 +27,7 @@ from trainers.keras_program.config_of_fit import config_of_fit
 from trainers.keras_program.data import (
     check_streams,
     data_of_fit,
+    validates_on_nothing,
     validates_on_shuffled,
 )
 from trainers.keras_program.epochs import Epochs
@@ -307,6 +308,11 @@ class Program:
             self._warn_of_later_models(arguments)
         data = data_of_fit(arguments, self._config.run.seed)
         check_streams(self._config.strategy, data)
+        if validates_on_nothing(arguments, data):
+            self._warn(
+                "fit has validation data without examples: as in Keras, nothing is "
+                "validated"
+            )
         if validates_on_shuffled(arguments):
             self._warn(
                 "training and validation data are parts of one data set that each "

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
-from trainers.keras_program.data import data_of_fit
+from trainers.keras_program.data import data_of_fit, validates_on_nothing
 from trainers.keras_program.fit_arguments import FitArguments
 
 X, Y = np.ones((8, 2), np.float32), np.zeros(8, np.int64)
@@ -68,6 +68,25 @@ def test_odd_data_are_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words) as refusal:
         data_of_fit(FitArguments(**given), 0)
     assert len(str(refusal.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("given", "num_examples"),
+    [
+        ((X[:0], Y[:0]), 0),
+        (tf.data.Dataset.from_tensor_slices((X, Y)).batch(2).take(0), 0),
+        (tf.data.Dataset.from_tensor_slices((X, Y)).batch(2).take(1), 2),
+        (None, 0),
+    ],
+)
+def test_validation_data_may_be_empty(given: Any, num_examples: int) -> None:
+    """Keras trains without validation then."""
+    arguments = FitArguments(x=X, y=Y, validation_data=given)
+    data = data_of_fit(arguments, 0)
+    assert data.evaluation.num_examples == num_examples
+    assert validates_on_nothing(arguments, data) == (
+        given is not None and not num_examples
+    )
 
 
 @pytest.mark.parametrize("given", [(), (X, Y, Y, Y)], ids=len)
