@@ -23,7 +23,8 @@ _AROUND = re.compile(
 OF_DOUBLES = re.compile(r"\b(?:float64|double)\b")
 # Its errors about two shapes that do not fit.
 _OF_SHAPES = re.compile(
-    r"must be equal|ncompatible shapes|broadcastable|must match|(?:annot|to) reshape"
+    r"must be equal|ncompatible shapes|broadcastable|(?:annot|to) reshape|"
+    r"(?:imensions?|hapes?|izes?)\b[^`]*must match"
 )
 
 

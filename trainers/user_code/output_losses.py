@@ -105,7 +105,7 @@ def losses_of(
     Raises:
       UsageError: No loss is of an output, or an output has several.
     """
-    _check_names(compiled.loss, names, labels, predictions)
+    _check_outputs(compiled.loss, names, labels, predictions)
     resolved = losses_by_output(
         compiled.loss, compiled.loss_weights, names, labels, predictions, model
     )
@@ -124,11 +124,19 @@ def losses_of(
     return [Loss(*pair) for pair in zip(resolved, keys, strict=True)]
 
 
-def _check_names(
+def _check_outputs(
     loss: Any, names: Sequence[str] | None, labels: Any, predictions: Any
 ) -> None:
     """Refuses outputs without labels, of which Keras only reports a wrong type."""
     of_names = isinstance(predictions, Mapping)
+    if isinstance(loss, (list, tuple)) and tf.nest.is_nested(predictions):
+        counts = len(predictions), len(loss)
+        # Of outputs in a list the last ones may have no loss.
+        if counts[0] < counts[1] or (of_names and counts[0] != counts[1]):
+            raise UsageError(
+                f"the model has {counts[0]} outputs, and a list of {counts[1]} losses: "
+                "give one of each output (None for no loss), or a dict by output."
+            )
     if isinstance(loss, Mapping) and not (names or of_names):
         raise UsageError(
             "no loss is of an output of the model: there are losses of "

@@ -350,6 +350,25 @@ def test_labels_of_another_output_are_refused() -> None:
         means(factories.two_in_two_out(), features, labels)
 
 
+@pytest.mark.parametrize(
+    ("loss", "are_named"),
+    [(["mse"], True), (["mse"] * 3, True), (["mse"] * 3, False)],
+)
+def test_a_list_of_too_few_or_too_many_losses_is_refused(
+    loss: list[str], are_named: bool
+) -> None:
+    """Of outputs in a list the first ones alone may have a loss, as in Keras."""
+    features = keras.Input([3])
+    outputs: Any = [keras.layers.Dense(1, name=name)(features) for name in "ab"]
+    outputs = dict(zip("ab", outputs, strict=True)) if are_named else outputs
+    model = keras.Model(features, outputs)
+    model.compile(loss=loss)
+    rows, column = np.ones([6, 3], np.float32), np.ones([6, 1], np.float32)
+    labels = {"a": column, "b": column} if are_named else [column, column]
+    with pytest.raises(UsageError, match=f"2 outputs, and a list of {len(loss)} l"):
+        means(model, rows, labels)
+
+
 def test_a_loss_divides_by_the_words_that_have_no_mask() -> None:
     ids = np.array([[1, 2, 0, 0], [3, 0, 0, 0], [1, 2, 3, 4]] * 2)
     assert_as_evaluated(masked(), ids, np.ones([6, 4, 1], np.float32))

@@ -173,6 +173,13 @@ def test_a_fixed_number_of_rows_is_no_mere_error_of_the_layer() -> None:
         tf.reshape(tf.zeros([4, 4]), [8, 2, 2])
 
 
+def test_only_shapes_are_blamed_on_the_parts_of_a_batch() -> None:
+    words = "`loss_weights` must match the number of losses, got 1 and 2."
+    with pytest.raises(UsageError) as error, wrap_user_errors("--script=a.py"):
+        raise ValueError(words)
+    assert str(error.value).endswith("): correct it; --verbose shows where.")
+
+
 def test_a_model_of_the_project_is_not_given_strings(
     tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
