@@ -1112,6 +1112,25 @@ def test_fit_counts_updates_that_it_does_not_make_at_an_end_it_does_not_know() -
     assert count(known.filter(lambda *_: True)) > 4
 
 
+def test_fit_keeps_the_values_that_adapt_has_replaced() -> None:
+    """Here the next `fit` has the new ones, because it traces its steps anew."""
+    x = np.arange(8, dtype=np.float32)[:, np.newaxis]
+    normalized = keras.layers.Normalization()
+    normalized.adapt(x)
+    model = keras.Sequential([keras.Input((1,)), normalized, keras.layers.Dense(1)])
+
+    def loss() -> float:
+        fitted = model.fit(x, x, batch_size=8, shuffle=False, verbose=0)
+        return float(fitted.history["loss"][0])
+
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    first = loss()
+    normalized.adapt(x + 9)
+    assert loss() == first
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    assert abs(loss() - first) > 1e-3
+
+
 _EXCHANGES = """
 import functools
 import tensorflow as tf
