@@ -106,7 +106,7 @@ def check_program(config: Config) -> None:
     if config.run.mode not in _MODES:
         raise UsageError(
             f"--script={config.model.script} does not fit --mode={config.run.mode}: "
-            f"choose {', '.join(_MODES)}."
+            f"choose {', '.join(_MODES)}; --train_steps=1 tries out a program."
         )
     refused = list(_OF_A_PROGRAM)
     if "optimizer" not in config.given:

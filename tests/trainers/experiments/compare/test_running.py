@@ -108,6 +108,9 @@ def test_output_that_is_piped_has_no_control_codes_and_fits_80_columns(
     table = [line for line in printed.splitlines() if re.match(r"(arm|tower) ", line)]
     assert len(table) == 2
     assert max(map(len, table)) <= 80
+    # As it can be pasted in this environment, perhaps without the PATH.
+    (program,) = re.findall(r"^view +(\S+) --logdir=", printed, re.M)
+    assert program == str(pathlib.Path(sys.executable).with_name("tensorboard"))
 
 
 def test_everything_is_measured_and_concluded(comparison: ContinuedComparison) -> None:
