@@ -23,21 +23,23 @@ def main(argv: Sequence[str]) -> int:
     # Imported here and not at the top: without an active .venv the first missing
     # package would end the process with a traceback.
     try:
-        command = importlib.import_module("trainers.cli.app")
-    except ModuleNotFoundError as error:
-        # A missing module of this project is a bug, not a missing installation.
-        if (error.name or "").partition(".")[0] in _OWN:
-            raise
-        print(
-            f"error: {sys.executable} has no package {error.name}: make install, then "
-            "source .venv/bin/activate.",
-            file=sys.stderr,
-        )
-        return ExitCode.USAGE
+        try:
+            command = importlib.import_module("trainers.cli.app")
+        except ModuleNotFoundError as error:
+            # A missing module of this project is a bug, not a missing installation.
+            if (error.name or "").partition(".")[0] in _OWN:
+                raise
+            print(
+                f"error: {sys.executable} has no package {error.name}: make install, "
+                "then source .venv/bin/activate.",
+                file=sys.stderr,
+            )
+            return ExitCode.USAGE
+        return command.run(argv)
     except KeyboardInterrupt:
+        # Before the configuration is known; later the command handles it.
         print("interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
-    return command.run(argv)
 
 
 def console() -> None:

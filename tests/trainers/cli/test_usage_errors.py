@@ -96,6 +96,14 @@ def test_refused_in_one_line_without_a_trace(
     assert_refused_without_a_trace(wrong, folder, capfd)
 
 
+def test_an_interrupt_while_flags_are_read_is_one_line(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with mock.patch("trainers.cli.flags.parse", side_effect=KeyboardInterrupt):
+        assert main(["main"]) == 130
+    assert capfd.readouterr().err == "interrupted\n"
+
+
 @pytest.mark.parametrize("switch", ["--verbose", "--verbose=true", "-verbose"])
 def test_verbose_shows_the_traceback_before_the_line(
     switch: str, folder: pathlib.Path, capfd: pytest.CaptureFixture[str]
