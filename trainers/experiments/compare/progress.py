@@ -51,13 +51,15 @@ class Progress:
             return
         seconds = time.monotonic() - self._began
         self._began = None
+        count = f"run {self._num_ended():>3}/{len(self._turns)} | {turn.arm.name}"
         # Warm-ups are shorter than runs, and would make the estimate too low.
         if run is None:
+            self._console.narrate(f"{count}, warm-up | {seconds:.0f} s")
             return
         self._seconds.append(seconds)
         self._console.narrate(
-            f"run {self._num_ended():>3}/{len(self._turns)} | {turn.arm.name}, seed "
-            f"{turn.seed} | {_in_words(run)} | {seconds:.0f} s | {self.time_left()}"
+            f"{count}, seed {turn.seed} | {_in_words(run)} | {seconds:.0f} s | "
+            f"{self.time_left()}"
         )
 
     def time_left(self) -> str:

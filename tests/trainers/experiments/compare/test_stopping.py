@@ -134,6 +134,18 @@ def test_no_seeds_are_expected_after_the_last_look() -> None:
     assert "probably" not in look_lines(state)[0]
 
 
+def test_a_warm_up_is_a_line_without_a_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Before the first line of a run both would be a wait of minutes."""
+    progress = Progress(Console())
+    turns = schedule([Arm(name="tower", config=Config())], [0])
+    progress.expect(turns)
+    progress.begun(turns[0])
+    progress.ended(turns[0], None)
+    assert capsys.readouterr().out == "run   1/2 | tower, warm-up | 0 s\n"
+
+
 def test_a_terminal_of_80_columns_shows_the_state_of_20_seeds() -> None:
     progress = Progress(Console())
     arms = [Arm(name=name, config=Config()) for name in ("one_device", "tower-async")]
