@@ -48,8 +48,10 @@ def print_startup_report(
         console.item("", stage.in_words())
     console.item("data", _data_in_words(parts))
     console.item("xla", parts.compilation.words)
-    resumed = f", continued at step {first_step}" if first_step else ""
-    console.item("run", f"{folder.path}{resumed}")
+    fit = f", fit {parts.phase} of the program" if parts.phase > 1 else ""
+    is_resumed = first_step > parts.order.first_step
+    resumed = f", continued at step {first_step}" if is_resumed else ""
+    console.item("run", f"{folder.path}{fit}{resumed}")
     for words in (
         _other_optimizer(parts),
         _too_long_warmup(parts),

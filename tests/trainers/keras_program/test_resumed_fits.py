@@ -219,6 +219,7 @@ def test_a_signal_after_the_last_step_of_a_fit_stops_the_next_one(
     """
     stopped = _run(tmp_path, text, *strategy)
     assert stopped.returncode == 143, stopped.stderr
+    assert ", fit 2 of the program\n" in stopped.stdout
     result = processes.result_of(tmp_path / "run")
     assert (result["status"], result["steps"]) == ("preempted", 7)
     resumed = _run(tmp_path, text, *strategy, "--resume=auto")
