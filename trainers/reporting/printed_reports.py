@@ -179,6 +179,9 @@ def print_final_summary(
     if status == "preempted":
         words = shlex.join([f"--run_dir={folder.path}", "--resume=auto"])
         console.say(f"continue  with the same flags and {words}")
+    if folder.exports.is_dir():
+        exported = sorted(path.name for path in folder.exports.iterdir())
+        console.say(f"export    {folder.exports}: {', '.join(exported)}")
     is_own = folder.tensorboard == str(folder.path / "tb")
     logdir = folder.path if is_own else folder.tensorboard
     console.say(f"view      {tensorboard_command(logdir)}")

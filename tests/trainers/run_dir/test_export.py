@@ -124,7 +124,10 @@ def test_a_run_whose_last_export_does_not_fit_has_failed_and_can_go_on(
     )
     assert result_of(folder)["status"] == "failed"
     assert main([*given, "--resume=auto"]) == 0
-    assert (folder / "export" / "last.keras").is_file()
+    files = sorted(path.name for path in (folder / "export").iterdir())
+    assert "last.keras" in files
+    line = f"export    {folder}/export: {', '.join(files)}\n"
+    assert line in capfd.readouterr().out
 
 
 def test_an_interrupted_last_export_is_made_when_the_run_is_continued(
