@@ -129,6 +129,43 @@ def test_synchronized_normalization_is_the_same_training(
         )
 
 
+@pytest.mark.parametrize(
+    ("strategy", "replicas"), chosen(SYNCHRONIZED, [("mirrored", 3)])
+)
+def test_synchronized_normalization_leaves_out_what_a_mask_hides(
+    strategy: str, replicas: int
+) -> None:
+    lengths = np.arange(NUM_EXAMPLES) % 4 + 1
+    hidden = np.arange(4) >= lengths[:, np.newaxis]
+    sentences = np.repeat(FEATURES[:, np.newaxis], 4, axis=1) + np.arange(4)[:, None]
+    sentences[hidden] = 0
+
+    def trained(strategy: str, replicas: int) -> tuple[np.ndarray, list[np.ndarray]]:
+        assembly = assemble_custom(
+            strategy,
+            replicas,
+            lambda: [
+                keras.layers.Masking(),
+                keras.layers.BatchNormalization(synchronized=True),
+                keras.layers.GlobalAveragePooling1D(),
+                keras.layers.Dense(3),
+            ],
+            sentences.astype(np.float32),
+            global_batch_size=8,
+            optimizer="sgd",
+            learning_rate=0.05,
+            dtype="float64",
+        )
+        losses = train(assembly, NUM_STEPS)["loss"]
+        return losses, [weight.numpy() for weight in assembly.model.weights]
+
+    losses, weights = trained(strategy, replicas)
+    expected_losses, expected = trained("one_device", 1)
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-12)
+    for found, reference in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(found, reference, rtol=1e-10, atol=1e-15)
+
+
 class OwnState(keras.layers.Layer):
     """A layer with a variable of each kind of state that a user's layer may have."""
 

@@ -71,17 +71,48 @@ def synchronized_moments_of(rows: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[
     """Chooses the rows of each replica that `synchronized=True` sums, inside the block.
 
     Keras sums and counts all rows of its input (keras/src/backend/tensorflow/nn.py,
-    `_compute_moments_sync`), and takes no weights.
+    `_compute_moments_sync`), and takes no weights. Of an input with a mask it sums
+    those of the replica alone (keras/src/layers/normalization/batch_normalization.py,
+    `_moments`): here they are summed over all, too.
 
     Args:
-      rows: Function from a layer's input to the rows that count.
+      rows: Function from a layer's input or its mask to the rows that count.
     """
 
     def replacement(name: str, original: Any) -> Any:
         return lambda x, *arguments: original(rows(x), *arguments)
 
-    with replaced(nn, ["_compute_moments_sync"], replacement):
+    def masked(name: str, original: Any) -> Any:
+        def moments(layer: Any, inputs: tf.Tensor, mask: tf.Tensor | None) -> Any:
+            if mask is None or not layer.synchronized:
+                return original(layer, inputs, mask)
+            return _masked_moments(rows(inputs), rows(mask), layer._reduction_axes)
+
+        return moments
+
+    with (
+        replaced(nn, ["_compute_moments_sync"], replacement),
+        replaced(keras.layers.BatchNormalization, ["_moments"], masked),
+    ):
         yield
+
+
+def _masked_moments(
+    inputs: tf.Tensor, mask: tf.Tensor, axes: Sequence[int]
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the mean and variance of what a mask leaves, over all replicas."""
+    counted = tf.broadcast_to(tf.cast(mask, tf.bool)[..., tf.newaxis], tf.shape(inputs))
+
+    def total(values: tf.Tensor) -> tf.Tensor:
+        summed = tf.reduce_sum(tf.where(counted, values, 0), axes, keepdims=True)
+        replica = tf.distribute.get_replica_context()
+        return replica.all_reduce(tf.distribute.ReduceOp.SUM, summed)
+
+    # As Keras divides.
+    count = total(tf.ones_like(inputs)) + keras.config.epsilon()
+    mean = total(inputs) / count
+    variance = total(tf.square(inputs - mean)) / count
+    return tf.squeeze(mean, axes), tf.squeeze(variance, axes)
 
 
 class Call(NamedTuple):
