@@ -71,9 +71,9 @@ def synchronized_moments_of(rows: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[
     """Chooses the rows of each replica that `synchronized=True` sums, inside the block.
 
     Keras sums and counts all rows of its input (keras/src/backend/tensorflow/nn.py,
-    `_compute_moments_sync`), and takes no weights. Of an input with a mask it sums
-    those of the replica alone (keras/src/layers/normalization/batch_normalization.py,
-    `_moments`): here they are summed over all, too.
+    `_compute_moments_sync`), and takes no weights. With a mask it sums one replica's
+    rows alone (keras/src/layers/normalization/batch_normalization.py, `_moments`):
+    here all replicas' are summed then, too.
 
     Args:
       rows: Function from a layer's input or its mask to the rows that count.
