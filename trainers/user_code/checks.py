@@ -23,6 +23,7 @@ from strategies.common.types import Batch
 from trainers.inputs.sources import ArraySource, Data
 from trainers.user_code import OF_DOUBLES
 from trainers.user_code.few_examples import shapes_in_words
+from trainers.user_code.outer_variables import AssignmentScope, check_assigned
 
 # In place of which `fit` and `evaluate` would call them.
 _OF_FIT = ("train_step", "test_step", "compute_loss", "compute_metrics")
@@ -92,12 +93,14 @@ def check_values(objective: Objective, model: keras.Model, batch: Batch) -> None
     """Traces the objective, so that errors of the first step appear before the run.
 
     Raises:
-      UsageError: The model takes text or complex numbers for real numbers.
+      UsageError: The model takes text or complex numbers for real numbers, or assigns
+        a variable that it does not have.
     """
 
     def values(batch: Batch) -> None:
-        with keras.StatelessScope():
+        with AssignmentScope() as scope:
             objective.values(model, batch, training=True)
+        check_assigned(scope, model)
         with keras.StatelessScope():
             evaluated(objective, model, batch)
 

@@ -115,6 +115,7 @@ def test_arrays_that_every_batch_would_share_are_refused_for_any_model(
         ("complex_weight", "of complex64, and norms, sums and losses here are of real"),
         ("plain_variable", "the tf.Variable 'seen:0' of shape () is assigned"),
         ("plain_variable_of_a_metric", "or add_variable of the metric"),
+        ("outer_variable", "the variable 'calls' of shape () is assigned in a step"),
     ],
 )
 def test_a_model_is_refused(

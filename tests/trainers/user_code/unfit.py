@@ -86,6 +86,18 @@ def plain_variable_of_a_metric() -> keras.Model:
     return model
 
 
+def outer_variable() -> keras.Model:
+    calls = keras.Variable(0.0, trainable=False, name="calls")
+
+    def count(inputs: Any) -> Any:
+        calls.assign_add(1.0)
+        return inputs
+
+    model = keras.Sequential([keras.layers.Lambda(count), keras.layers.Dense(3)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
 def strings() -> Any:
     return np.array([["a", "b"]] * 60), factories.arrays()[1]
 

@@ -21,7 +21,12 @@ _SEED_STATE = "seed_generator_state"
 
 def seed_states(model: keras.Model) -> list[keras.Variable]:
     """Returns the counters of all random layers of a model, in a fixed order."""
-    return [v for v in model.variables if v.name == _SEED_STATE]
+    return [v for v in model.variables if is_seed_state(v)]
+
+
+def is_seed_state(variable: keras.Variable) -> bool:
+    """Returns whether a variable is the counter of random numbers."""
+    return variable.name == _SEED_STATE
 
 
 def keyed_states(

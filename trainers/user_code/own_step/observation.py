@@ -18,6 +18,7 @@ from trainers.user_code.halves import (
     relative_rounding,
 )
 from trainers.user_code.independence import agree
+from trainers.user_code.outer_variables import check_assigned
 from trainers.user_code.own_step.model_step import (
     ModelStep,
     as_numbers,
@@ -87,6 +88,7 @@ def observe(step: ModelStep, few: Batch, is_divisible: bool) -> Observed:
         with results_noted(metrics) as noted, numbers.drawn(batch):
             scope, logs = step.run(batch, [*keyed, *regularized_weights(step.model)])
             results = flat_logs(step.model.get_metrics_result(), step.name)
+        check_assigned(scope, step.model, metrics)
         # At the end of an epoch Keras prefers the results of metrics with the same
         # names (keras/src/trainers/trainer.py, `_get_metrics_result_or_logs`).
         reported = results if results.keys() == logs.keys() else logs

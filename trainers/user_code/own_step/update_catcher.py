@@ -11,6 +11,7 @@ import tensorflow as tf
 from strategies.common.errors import UsageError
 from strategies.common.private_apis.optimizers import counter_of, hand_over_updates
 from strategies.common.private_apis.variables import variable_below
+from trainers.user_code.outer_variables import AssignmentScope
 
 
 class CaughtUpdate(NamedTuple):
@@ -32,7 +33,7 @@ class CaughtUpdate(NamedTuple):
     is_scaled: bool
 
 
-class UpdateCatcher(keras.StatelessScope):
+class UpdateCatcher(AssignmentScope):
     """Scope in which optimizers update nothing and losses are means over a shard.
 
     Attributes:

@@ -59,6 +59,21 @@ class LearnsTwice(EverySecondStep):
         return {"loss": self.learn(data) + self.learn(data)}
 
 
+class LowersItsRate(EverySecondStep):
+    """Assigns a variable of its optimizer, which only `fit` would keep."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        self.optimizer.learning_rate.assign(self.optimizer.learning_rate * 0.5)
+        return {"loss": self.learn(data)}
+
+
+def test_a_variable_that_the_model_does_not_have_is_refused() -> None:
+    model = LowersItsRate()
+    model.compile("sgd")
+    with pytest.raises(UsageError, match=r"/learning_rate' of shape .* assigned"):
+        own_step(model, few_examples(), held_out=None)
+
+
 def test_a_scale_of_the_loss_of_several_updates_is_refused() -> None:
     model = LearnsTwice()
     model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))

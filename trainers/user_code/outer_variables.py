@@ -1,0 +1,56 @@
+"""A refusal of Keras variables that a step assigns and the model does not have.
+
+A step runs in a `keras.StatelessScope`, and what the variables of the model and of its
+metrics are assigned there is kept. Any other would have its old value in each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from strategies.common.errors import UsageError
+from trainers.model.random_numbers.seeds import is_seed_state
+
+
+class AssignmentScope(keras.StatelessScope):
+    """Scope that keeps which variables are assigned in it.
+
+    Attributes:
+      assigned: Those variables.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.assigned: list[keras.Variable] = []
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        """Keeps the value that a variable is assigned."""
+        super().add_update(update)
+        self.assigned.append(update[0])
+
+
+def check_assigned(
+    scope: AssignmentScope,
+    model: keras.Model,
+    metrics: Sequence[keras.metrics.Metric] = (),
+) -> None:
+    """Refuses a step that has assigned a variable of neither the model nor a metric.
+
+    Raises:
+      UsageError: It has, in the scope.
+    """
+    of_metrics = [variable for metric in metrics for variable in metric.variables]
+    known = {id(variable) for variable in [*model.variables, *of_metrics]}
+    for variable in scope.assigned:
+        # A run has random numbers of its own.
+        if id(variable) not in known and not is_seed_state(variable):
+            raise UsageError(
+                f"the variable {variable.path!r} of shape {variable.shape} is assigned "
+                "in a step, and neither the model nor one of its metrics has it, so "
+                "that replicas would not keep its value: make it with "
+                "add_weight(trainable=False) of a layer or the model, name a metric in "
+                "the model's metrics, or assign it in a callback."
+            )
