@@ -420,9 +420,10 @@ class Combined(Damped, Distributed):
             self.follower.weights, self.inner.weights, strict=True
         ):
             own.assign(0.9 * own + 0.1 * followed)
+        before = ops.cast(self.optimizer.iterations, "float64")
         logs = super().train_step((features, self.taught(features, labels)))
-        # After the update.
-        return {**logs, "updates": ops.cast(self.optimizer.iterations, "float64")}
+        after = ops.cast(self.optimizer.iterations, "float64")
+        return {**logs, "updates_before": before, "updates": after}
 
     @tf.function
     def test_step(self, data):

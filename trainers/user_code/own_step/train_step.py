@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from strategies.common.private_apis.optimizers import counter_of
 from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs
 from strategies.inner_loop.reduction import scaled
 from strategies.inner_loop.updates_in_turn import Former, UpdatesInTurn
@@ -49,9 +50,10 @@ class OwnTrainStep(TrainStep):
         return UpdatesInTurn(self.objective.num_passes, compute, changed)
 
     def _variables_of(self, index: int) -> list[keras.Variable]:
-        """Returns the variables that a pass changes."""
+        """Returns the variables that a pass changes, and counters of its optimizers."""
         updates = self.objective.updates[self.objective.passes[index]]
-        return [variable for update in updates for variable in update.variables]
+        counters = [counter_of(update.optimizer) for update in updates]
+        return [*(v for update in updates for v in update.variables), *counters]
 
     def __call__(self, batch: Batch) -> ReplicaOutputs:
         # The step asks a tape for gradients of variables: it has to read them itself.

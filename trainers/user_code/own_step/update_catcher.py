@@ -55,8 +55,8 @@ class UpdateCatcher(AssignmentScope):
         Args:
           mapped: Values in place of variables.
           scale: Factor for losses in half precision; None for one.
-          former: For each update that has been applied already: values of its variables
-            before it, by the variables' ids.
+          former: For each update that has been applied already: values before it of its
+            variables and of its optimizer's counter, by their ids.
           trained: Variables that a tape differentiates by, also once a layer has
             assigned them, as SpectralNormalization does.
         """
@@ -69,6 +69,8 @@ class UpdateCatcher(AssignmentScope):
         self._former = former
         self._trained = {id(variable) for variable in trained}
         self._is_over = False
+        # Counters of optimizers after the updates so far.
+        self._counts: dict[int, tf.Tensor] = {}
         self._graph = tf.compat.v1.get_default_graph()
         # `regularized_weights` are mapped to their own values.
         self._given = dict(self.state_mapping)
@@ -92,11 +94,10 @@ class UpdateCatcher(AssignmentScope):
             {id(v): self.state_mapping[id(v)] for v in variables if self._has(v)},
             is_scaled=inner is not optimizer,
         )
+        # A learning rate that the step reports is that of the next, as in Keras.
+        counter = counter_of(inner)
+        self._counts[id(counter)] = tf.convert_to_tensor(counter) + 1
         self.updates.append(update)
-        if len(self.updates) > len(self._former):
-            # A learning rate that the step reports is that of the next, as in Keras.
-            counter = counter_of(inner)
-            self.state_mapping[id(counter)] = tf.convert_to_tensor(counter) + 1
         # From here on they are what the optimizer made of them.
         for key in update.assigned:
             del self.state_mapping[key]
@@ -122,6 +123,8 @@ class UpdateCatcher(AssignmentScope):
         value = super().get_current_value(variable)
         if self._is_over:
             return value
+        if id(variable) in self._counts:
+            return self._counts[id(variable)]
         self._note_use(variable)
         if self._has(variable):
             # No gradient flows through an assignment.
