@@ -47,6 +47,7 @@ class ChiefCallbacks:
       history: What `fit` returns.
       observe_batches: True if a callback has something to do at every batch.
       observe_test_batches: The same at every batch of a validation.
+      adds_to_file: True if a callback adds rows to a file of an earlier training.
       ask_to_stop: True if a callback has asked to stop the training.
       own_variables: Variables beside the model that its steps read.
       is_over: True if the `fit` was completed by an earlier process.
@@ -64,6 +65,9 @@ class ChiefCallbacks:
         self.history: keras.callbacks.History = PlainHistory()
         self.observe_batches = any(map(observes_batches, given))
         self.observe_test_batches = any(map(observes_test_batches, given))
+        self.adds_to_file = any(
+            isinstance(one, keras.callbacks.CSVLogger) and one.append for one in given
+        )
         self.ask_to_stop = False
         self.own_variables: Sequence[tf.Variable] = ()
         self._parts = parts

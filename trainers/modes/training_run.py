@@ -150,9 +150,8 @@ class TrainingRun:
                 # Killed after its last checkpoint, and before its result.
                 self.epochs.finish()
                 return "completed", ExitCode.DONE
-        if is_first and self.parts.config.guard.rolls_back:
-            # Most learning rates that are too large diverge before the first regular
-            # checkpoint. Callbacks that go back to it have begun.
+        if is_first and self._begins_with_checkpoint():
+            # Callbacks that go back to it have begun.
             self._save_checkpoint()
             self._wait_for_chief()
         batches = self._batches()
@@ -183,6 +182,13 @@ class TrainingRun:
                 if self.epochs is not None:
                     self.epochs.finish()
                 return "completed", ExitCode.DONE
+
+    def _begins_with_checkpoint(self) -> bool:
+        """Returns whether a checkpoint is saved before the first step."""
+        # Most learning rates that are too large diverge before the first regular
+        # checkpoint. A run that is killed before it finds there which rows a file had.
+        rolls_back = self.parts.config.guard.rolls_back
+        return rolls_back or bool(self.epochs and self.epochs.callbacks.adds_to_file)
 
     def _report_stop(self, event: StepEvent) -> None:
         """Writes the metrics and the checkpoint of the step where a callback stops."""

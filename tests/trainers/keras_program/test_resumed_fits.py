@@ -123,6 +123,27 @@ def test_a_fit_whose_end_failed_is_ended_again(tmp_path: pathlib.Path) -> None:
     assert (result["status"], result["steps"]) == ("completed", 6)
 
 
+def test_rows_from_before_the_first_checkpoint_are_taken_back(
+    tmp_path: pathlib.Path,
+) -> None:
+    text = """
+    log = keras.callbacks.CSVLogger("log.csv", append=True)
+    end = Once("unused", kill)
+    in_third = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: epoch == 2 and end.first(kill)
+    )
+    model.compile("sgd", "mse")
+    model.fit(x, y, epochs=3, batch_size=16, callbacks=[log, in_third])
+    """
+    (tmp_path / "log.csv").write_text("epoch,loss\n0,1.5\n")
+    assert _run(tmp_path, text, *_ONE).returncode == -9
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == 4
+    again = _run(tmp_path, text, *_ONE, "--resume=auto")
+    assert again.returncode == 0, again.stderr
+    rows = (tmp_path / "log.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in rows] == ["epoch", "0", "0", "1", "2"]
+
+
 def test_a_wish_to_stop_outlives_a_checkpoint(tmp_path: pathlib.Path) -> None:
     text = """
     class Stops(keras.callbacks.Callback):
