@@ -186,7 +186,8 @@ class TrainingRun:
     def _begins_with_checkpoint(self) -> bool:
         """Returns whether a checkpoint is saved before the first step."""
         # Most learning rates that are too large diverge before the first regular
-        # checkpoint. A run that is killed before it finds there which rows a file had.
+        # checkpoint. This one also has the number of rows that a file had at first, for
+        # a run that is killed before a later one.
         rolls_back = self.parts.config.guard.rolls_back
         return rolls_back or bool(self.epochs and self.epochs.callbacks.adds_to_file)
 
