@@ -357,7 +357,7 @@ def test_labels_of_another_output_are_refused() -> None:
 def test_a_list_of_too_few_or_too_many_losses_is_refused(
     loss: list[str], are_named: bool
 ) -> None:
-    """Outputs in a list may have fewer losses: as in Keras, the first have them."""
+    """Outputs in a list may have fewer losses, as in Keras, from the first one on."""
     features = keras.Input([3])
     outputs: Any = [keras.layers.Dense(1, name=name)(features) for name in "ab"]
     outputs = dict(zip("ab", outputs, strict=True)) if are_named else outputs

@@ -137,7 +137,7 @@ def test_no_seeds_are_expected_after_the_last_look() -> None:
 def test_a_warm_up_is_a_line_without_a_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Before the first line of a run both would be a wait of minutes."""
+    """All warm-ups come before the first run, which is a wait of minutes."""
     progress = Progress(Console())
     turns = schedule([Arm(name="tower", config=Config())], [0])
     progress.expect(turns)
