@@ -201,7 +201,7 @@ def build_model_parts(
         compiled = spec.compiled_optimizer
         checks.check_compiled_optimizer(compiled, strategy)
         optimizer, learning_rate = _make_optimizer(
-            config, compiled, model, train_steps, scale
+            config, compiled, model, objective, train_steps, scale
         )
         if config.strategy.shard_optimizer_state:
             keeps_rows = compiled is not None and config.optimizer.sparse_gradients
@@ -239,6 +239,7 @@ def _make_optimizer(
     config: Config,
     compiled: keras.optimizers.Optimizer | None,
     model: keras.Model,
+    objective: Objective,
     train_steps: int,
     scale: LearningRateScale,
 ) -> tuple[keras.optimizers.Optimizer, RateByStep]:
@@ -246,9 +247,10 @@ def _make_optimizer(
     if compiled is not None:
         # An earlier `fit` has applied them.
         num_before = num_updates(compiled)
+        calls = objective.calls_of_first if isinstance(objective, OwnStep) else 1
         adopt_optimizer(compiled, model, scale.times)
         return compiled, lambda step: float(
-            scale.times(rate_of(compiled, num_before + step))
+            scale.times(rate_of(compiled, num_before + calls * step))
         )
     size = config.length.global_batch_size
     is_number = config.optimizer.is_constant and not config.guard.rolls_back

@@ -51,6 +51,37 @@ def test_rates_and_examples_are_of_all_fits(
     assert [row["learning_rate"] for row in rows] == pytest.approx(_RATES)
 
 
+_TWICE = """
+class Twice(keras.Sequential):
+    def train_step(self, data):
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(self(data[0]) - data[1]))
+            weights = self.trainable_variables
+            self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+model = Twice([keras.layers.Input((4,)), keras.layers.Dense(1)])
+compile()
+model.fit(x, y, batch_size=16)
+"""
+
+
+def test_rates_are_of_all_updates_of_a_step(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "train.py"
+    begin, _, _ = _PROGRAM.rpartition("compile()\nmodel.fit(x, y, batch_size=20)")
+    path.write_text(f"import tensorflow as tf\n{begin}{_TWICE}")
+    run = tmp_path / "run"
+    words = (f"--script={path}", f"--run_dir={run}", "--strategy=one_device")
+    done = processes.run(*words, "--summary_every_steps=1", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = [row for row in processes.metrics_of(run) if "learning_rate" in row]
+    # That of the first of two updates: 0, 2, 4 and 6 were before.
+    rates = [row["learning_rate"] for row in rows]
+    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01])
+
+
 # The test before has a schedule in each fit, and test_given_settings.py the flags.
 @pytest.mark.exhaustive
 def test_a_flags_schedule_is_of_each_fit(tmp_path: pathlib.Path) -> None:

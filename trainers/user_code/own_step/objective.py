@@ -88,6 +88,12 @@ class OwnStep:
         return len(self.passes)
 
     @property
+    def calls_of_first(self) -> int:
+        """Number of times that a step calls the optimizer that it calls first."""
+        first = self.updates[0].optimizer
+        return sum(update.optimizer is first for update in self.updates)
+
+    @property
     def title(self) -> str:
         """Class and name of the step, for messages."""
         return f"{type(self.train.model).__name__}.{self.train.name}"
