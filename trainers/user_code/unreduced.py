@@ -30,8 +30,8 @@ class Unreduced(keras.losses.Loss):
         super().__init__(name=loss.name, reduction="none", dtype=loss.dtype)
         if loss.reduction in (None, "none"):
             raise UsageError(
-                f"the loss {loss.name!r} has reduction='none', of which fit minimizes "
-                "the sum over a batch and reports the mean: give it "
+                f"the loss {loss.name!r} has reduction={loss.reduction!r}, of which "
+                "fit minimizes the sum over a batch and reports the mean: give it "
                 "reduction='sum_over_batch_size' or 'sum'."
             )
         if type(loss).__call__ is not keras.losses.Loss.__call__:

@@ -195,8 +195,8 @@ OF_IDS = keras.losses.SparseCategoricalCrossentropy
         (lambda: compiled(loss=Centred()), "another value beside other examples"),
         (lambda: compiled(loss=keras.losses.Dice()), "one number for a whole batch"),
         (
-            lambda: compiled(loss=keras.losses.MeanSquaredError(reduction="none")),
-            "fit minimizes the sum over a batch and reports the mean",
+            lambda: compiled(loss=keras.losses.MeanSquaredError(reduction=None)),
+            "has reduction=None, of which fit minimizes the sum over a batch",
         ),
         (lambda: compiled(loss=["mse", "mae"]), "one output and 2 losses"),
         (
