@@ -123,7 +123,8 @@ class TrainStep:
         compute = self._compiled or self._compute
         arguments = (batch, weights, state, self._scale())
         rows = self._synchronized_rows
-        with contextlib.nullcontext() if rows is None else rows.of(batch):
+        weight = self._weight_of_gradients(batch)
+        with contextlib.nullcontext() if rows is None else rows.of(batch, weight):
             gradients, written, sums = compute(*arguments)
         variables = [v.value for v in self._model.trainable_variables]
         return ReplicaOutputs(
@@ -131,6 +132,11 @@ class TrainStep:
             state=self._layer_state.weight_by_shard(written, batch),
             sums=sums,
         )
+
+    def _weight_of_gradients(self, batch: Batch) -> tf.Tensor | None:
+        """Returns the factor of gradients once they are taken; None for 1."""
+        del batch
+        return None
 
     def _scale(self) -> tf.Tensor | None:
         return None if self._loss_scale is None else self._loss_scale.read()

@@ -67,7 +67,9 @@ def takes_weights(model: keras.Model) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def synchronized_moments_of(rows: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
+def synchronized_moments_of(
+    rows: Callable[[tf.Tensor], tf.Tensor], result: Callable[[tf.Tensor], tf.Tensor]
+) -> Iterator[None]:
     """Chooses the rows of each replica that `synchronized=True` sums, inside the block.
 
     Keras sums and counts all rows of its input (keras/src/backend/tensorflow/nn.py,
@@ -77,16 +79,18 @@ def synchronized_moments_of(rows: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[
 
     Args:
       rows: Function from a layer's input or its mask to the rows that count.
+      result: Function of the mean and of the variance, for their gradients.
     """
 
     def replacement(name: str, original: Any) -> Any:
-        return lambda x, *arguments: original(rows(x), *arguments)
+        return lambda x, *arguments: tuple(map(result, original(rows(x), *arguments)))
 
     def masked(name: str, original: Any) -> Any:
         def moments(layer: Any, inputs: tf.Tensor, mask: tf.Tensor | None) -> Any:
             if mask is None or not layer.synchronized:
                 return original(layer, inputs, mask)
-            return _masked_moments(rows(inputs), rows(mask), layer._reduction_axes)
+            found = _masked_moments(rows(inputs), rows(mask), layer._reduction_axes)
+            return tuple(map(result, found))
 
         return moments
 

@@ -14,6 +14,7 @@ import pytest
 from tests import processes
 from tests.keras_corpus import path_of
 from tests.markers import chosen, further
+from tests.trainers.keras_program import beside_fit
 
 _RECORDED = pathlib.Path(__file__).with_name("recorded.py")
 _RECORDED_MODULE = f"{__package__}.{_RECORDED.stem}"
@@ -229,3 +230,47 @@ def test_a_call_of_fit_does_what_keras_does(
 ) -> None:
     found = _under(strategy, tmp_path, str(_CALLS_PROGRAM), calls)
     _assert_same(found, _plain(str(_CALLS_PROGRAM), calls))
+
+
+_NORMALIZED = """
+import keras
+import numpy as np
+import tensorflow as tf
+
+class Normalized(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.hidden = keras.layers.Dense(4, use_bias=False)
+        self.norm = keras.layers.BatchNormalization(synchronized=True)
+        self.head = keras.layers.Dense(1)
+
+    def call(self, x, training=None):
+        return self.head(self.norm(self.hidden(x), training=training))
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+keras.utils.set_random_seed(7)
+draw = np.random.default_rng(3)
+model = Normalized()
+model.compile("sgd", "mse")
+# The last batch has five rows for two replicas, and the one of 41 rows a single one.
+for rows in (29, 41):
+    x, y = draw.normal(size=(rows, 4)), draw.normal(size=(rows, 1))
+    model.fit(x, y, batch_size=8, epochs=2)
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("strategy", ["mirrored", "multi_worker_mirrored"])
+def test_unequal_shards_share_the_moments_of_a_step_of_its_own(
+    tmp_path: pathlib.Path, strategy: str
+) -> None:
+    plain = beside_fit.by_fit(tmp_path, _NORMALIZED)
+    found = beside_fit.under(tmp_path, _NORMALIZED, *_STRATEGIES[strategy])
+    beside_fit.assert_same(found, plain)

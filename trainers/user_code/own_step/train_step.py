@@ -108,13 +108,16 @@ class OwnTrainStep(TrainStep):
             before += [by_variable] * count
         return before
 
-    def _parts_of(self, gradients: Mapping[int, Any], batch: Batch) -> list[Any]:
-        """Returns the shard's parts of the gradients of the global batch."""
-        share = batch.num_rows / batch.global_size
+    def _weight_of_gradients(self, batch: Batch) -> tf.Tensor:
+        """See `TrainStep`: the shard's fraction of the global batch."""
         if self.objective.is_sum:
             # Only the row of an empty shard does not count.
-            share = tf.cast(batch.num_rows > 0, tf.float64)
-        share *= self._gradient_scale
+            return tf.cast(batch.num_rows > 0, tf.float64)
+        return batch.num_rows / batch.global_size
+
+    def _parts_of(self, gradients: Mapping[int, Any], batch: Batch) -> list[Any]:
+        """Returns the shard's parts of the gradients of the global batch."""
+        share = self._weight_of_gradients(batch) * self._gradient_scale
         shares = {
             key: scaled(gradient, share)
             for key, gradient in gradients.items()
