@@ -58,8 +58,9 @@ def _with_gradient_times(values: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
 
     @tf.custom_gradient
     def unchanged(values: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        return tf.identity(
-            values
-        ), lambda upstream: upstream * tf.cast(factor, upstream.dtype)
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            return upstream * tf.cast(factor, upstream.dtype)
+
+        return tf.identity(values), gradient
 
     return unchanged(values)
