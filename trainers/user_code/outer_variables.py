@@ -16,10 +16,10 @@ from trainers.model.random_numbers.seeds import is_seed_state
 
 
 class AssignmentScope(keras.StatelessScope):
-    """Scope that keeps which variables are assigned in it.
+    """Scope that records the variables that are assigned in it.
 
     Attributes:
-      assigned: Those variables.
+      assigned: The variables, in the order of their assignments.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -27,7 +27,7 @@ class AssignmentScope(keras.StatelessScope):
         self.assigned: list[keras.Variable] = []
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
-        """Keeps the value that a variable is assigned."""
+        """Keeps the new value of a variable, and records the variable."""
         super().add_update(update)
         self.assigned.append(update[0])
 
@@ -40,12 +40,12 @@ def check_assigned(
     """Refuses a step that has assigned a variable of neither the model nor a metric.
 
     Raises:
-      UsageError: It has, in the scope.
+      UsageError: The step has assigned such a variable in the scope.
     """
     of_metrics = [variable for metric in metrics for variable in metric.variables]
     known = {id(variable) for variable in [*model.variables, *of_metrics]}
     for variable in scope.assigned:
-        # A run has random numbers of its own.
+        # A run computes these counters itself (`keyed_states`).
         if id(variable) not in known and not is_seed_state(variable):
             raise UsageError(
                 f"the variable {variable.path!r} of shape {variable.shape} is assigned "
