@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import types
 from collections.abc import Sequence
 
 from strategies.common.errors import ExitCode
@@ -20,26 +21,31 @@ _OWN = ("keras_strategies", "models", "strategies", "trainers")
 
 def main(argv: Sequence[str]) -> int:
     """Runs one command line and returns its exit code."""
-    # Imported here and not at the top: without an active .venv the first missing
-    # package would end the process with a traceback.
     try:
-        try:
-            command = importlib.import_module("trainers.cli.app")
-        except ModuleNotFoundError as error:
-            # A missing module of this project is a bug, not a missing installation.
-            if (error.name or "").partition(".")[0] in _OWN:
-                raise
-            print(
-                f"error: {sys.executable} has no package {error.name}: make install, "
-                "then source .venv/bin/activate.",
-                file=sys.stderr,
-            )
-            return ExitCode.USAGE
-        return command.run(argv)
+        command = _command()
+        return ExitCode.USAGE if command is None else command.run(argv)
     except KeyboardInterrupt:
         # Before the configuration is known; later the command handles it.
         print("interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
+
+
+def _command() -> types.ModuleType | None:
+    """Imports the command; returns None, and says so, without an installed package."""
+    # Not imported at the top: without an active .venv the first missing package would
+    # end the process with a traceback.
+    try:
+        return importlib.import_module("trainers.cli.app")
+    except ModuleNotFoundError as error:
+        # A missing module of this project is a bug, not a missing installation.
+        if (error.name or "").partition(".")[0] in _OWN:
+            raise
+        print(
+            f"error: {sys.executable} has no package {error.name}: make install, then "
+            "source .venv/bin/activate.",
+            file=sys.stderr,
+        )
+        return None
 
 
 def console() -> None:

@@ -82,6 +82,11 @@ _OPERATION = re.compile(r"\{\{function_node [^}]*\}\} ?| ?\[Op:\w+\](?: name: ?)
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
+def plural(noun: str, count: int) -> str:
+    """Returns a noun, with an "s" unless the count is one."""
+    return noun if count == 1 else f"{noun}s"
+
+
 def one_line(error: BaseException) -> str:
     """Returns an error's message, from the cause on, in one line without colors."""
     message = _OPERATION.sub("", _COLOR.sub("", str(error)))

@@ -122,9 +122,11 @@ class TrainStep:
     ) -> ReplicaOutputs:
         compute = self._compiled or self._compute
         arguments = (batch, weights, state, self._scale())
-        rows = self._synchronized_rows
-        weight = self._weight_of_gradients(batch)
-        with contextlib.nullcontext() if rows is None else rows.of(batch, weight):
+        context: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if self._synchronized_rows is not None:
+            weight = self._weight_of_gradients(batch)
+            context = self._synchronized_rows.of(batch, weight)
+        with context:
             gradients, written, sums = compute(*arguments)
         variables = [v.value for v in self._model.trainable_variables]
         return ReplicaOutputs(

@@ -13,6 +13,7 @@ from typing import Any
 from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
 from strategies.common.errors import ExitCode, StopRequested
+from strategies.common.text import plural
 from trainers.cli.warm_start import starter_of
 from trainers.config.config import Config
 from trainers.experiments.arms import Arm, arms_of
@@ -120,7 +121,7 @@ def _run(config: Config, folder: ComparisonFolder, console: Console) -> _Compare
     plan_of_search = None if tuning is None else tuning.in_words()
     begun = folder.begin(arms, config.run.seed, (first, last), plan_of_search)
     continued = ", continued" if begun.is_continued else ""
-    runs = f"{last if is_fixed else f'{first} to {last}'} run{'s'[: last != 1]}"
+    runs = f"{last if is_fixed else f'{first} to {last}'} {plural('run', last)}"
     console.item(
         "compare",
         f"{len(arms)} arms, {runs} each{continued}: "

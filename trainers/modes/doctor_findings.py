@@ -9,6 +9,7 @@ from typing import Literal
 
 from strategies.common.console import Console
 from strategies.common.errors import ExitCode, UsageError
+from strategies.common.text import plural
 from trainers.config.config import Config
 from trainers.config.groups import option
 
@@ -56,8 +57,7 @@ class Findings:
                 self._console.say(f"{kind}: {text}")
         count = len(self._texts["problem"])
         if count:
-            plural = "s" if count > 1 else ""
-            self._console.say(f"not ready: {count} problem{plural}")
+            self._console.say(f"not ready: {count} {plural('problem', count)}")
             return ExitCode.USAGE
         self._console.say("ready: this run would start")
         return ExitCode.DONE

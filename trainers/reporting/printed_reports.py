@@ -10,6 +10,7 @@ import keras
 
 from strategies.common.console import Console
 from strategies.common.private_apis.models import flat_layers
+from strategies.common.text import plural
 from strategies.devices.assignment import describe, substitution
 from trainers.config.config import Config
 from trainers.loop.memory_estimate import (
@@ -31,7 +32,8 @@ def print_startup_report(
 ) -> None:
     """Prints model, data, devices and folder of a run, with warnings."""
     strategy = parts.strategy
-    replicas = f"{strategy.num_replicas} replica{'s'[: strategy.num_replicas != 1]}"
+    count = strategy.num_replicas
+    replicas = f"{count} {plural('replica', count)}"
     num_microbatches = parts.config.strategy.gradient_accumulation_steps
     if num_microbatches > 1:
         replicas += f" of {num_microbatches} micro-batches"

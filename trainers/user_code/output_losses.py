@@ -127,7 +127,10 @@ def losses_of(
 def _check_outputs(
     loss: Any, names: Sequence[str] | None, labels: Any, predictions: Any
 ) -> None:
-    """Refuses outputs without labels, of which Keras only reports a wrong type."""
+    """Refuses losses and labels that do not fit the outputs of a model.
+
+    Keras reports them as objects of a wrong type, if at all.
+    """
     of_names = isinstance(predictions, Mapping)
     if isinstance(loss, (list, tuple)) and tf.nest.is_nested(predictions):
         counts = len(predictions), len(loss)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from strategies.common.console import Console
+from strategies.common.text import plural
 from trainers.experiments.compare.schedule import Turn
 from trainers.experiments.compare.stopping import State
 from trainers.experiments.run_record import Run
@@ -66,7 +67,7 @@ class Progress:
         """Returns an estimate from the mean time of the runs so far."""
         left = len(self._turns) - self._num_ended()
         if not self._seconds:
-            return f"{left} run{'s'[: left != 1]} {self._left}"
+            return f"{left} {plural('run', left)} {self._left}"
         seconds = left * sum(self._seconds) / len(self._seconds)
         minutes, seconds = divmod(round(seconds), 60)
         return f"{minutes}:{seconds:02} {self._left}"
