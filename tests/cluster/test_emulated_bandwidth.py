@@ -23,6 +23,7 @@ import psutil
 import pytest
 
 from strategies.cluster.spec import Cluster
+from strategies.processes.emulated_network import host_addresses, networks_of_tasks
 from strategies.processes.forked_process import Process
 from tests import processes
 from tests.cluster.test_confinement import WITHOUT_NAMESPACES, possible
@@ -70,11 +71,9 @@ while connection.recv(1 << 18):
 
 
 @dataclasses.dataclass(frozen=True)
-class Running:
-    """A run that has begun to train, with its tasks and hosts by name of the task."""
+class Hosts:
+    """A process on each host, and the address of the host, by name of the task."""
 
-    launcher: Process
-    folder: pathlib.Path
     tasks: Mapping[str, psutil.Process]
     hosts: Mapping[str, str]
 
@@ -102,6 +101,14 @@ class Running:
         return ["nsenter", f"--target={pid}", *user, "--net", "--"]
 
 
+@dataclasses.dataclass(frozen=True)
+class Running(Hosts):
+    """A run that has begun to train."""
+
+    launcher: Process
+    folder: pathlib.Path
+
+
 @contextlib.contextmanager
 def training(folder: pathlib.Path, *flags: str) -> Iterator[Running]:
     run = folder / "run"
@@ -114,11 +121,11 @@ def training(folder: pathlib.Path, *flags: str) -> Iterator[Running]:
             cluster = Cluster(job=job, index=index, addresses=config["cluster"])
             tasks[cluster.task] = process
             hosts[cluster.task] = cluster.address.rpartition(":")[0]
-        yield Running(launcher, run, tasks, hosts)
+        yield Running(tasks, hosts, launcher, run)
 
 
 @contextlib.contextmanager
-def sending(running: Running, pairs: Sequence[tuple[str, str]]) -> Iterator[None]:
+def sending(running: Hosts, pairs: Sequence[tuple[str, str]]) -> Iterator[None]:
     """Sends as much as possible from task to task, for all pairs at the same time."""
     started = []
     try:
@@ -141,7 +148,7 @@ def sending(running: Running, pairs: Sequence[tuple[str, str]]) -> Iterator[None
             process.wait()
 
 
-def rates_mbit(running: Running, seconds: float) -> dict[tuple[str, str], float]:
+def rates_mbit(running: Hosts, seconds: float) -> dict[tuple[str, str], float]:
     start, before = time.monotonic(), running.counters()
     time.sleep(seconds)
     passed, after = time.monotonic() - start, running.counters()
@@ -199,6 +206,45 @@ def test_each_task_sends_and_receives_at_the_rate(
     assert done.returncode == 128 + signal.SIGTERM
     assert done.stderr == ""
     assert result_of(running.folder)["emulated_bandwidth_mbit"] == rate_mbit
+
+
+@contextlib.contextmanager
+def idle_hosts(count: int, rate_mbit: float) -> Iterator[Hosts]:
+    """Yields hosts of an emulated network with a process each, which does nothing."""
+    names = [f"worker-{number}" for number in range(count)]
+    hosts = dict(zip(names, host_addresses(), strict=False))
+    addresses = {name: f"{host}:1" for name, host in hosts.items()}
+    with (
+        networks_of_tasks(addresses, rate_mbit, "auto", pytest.fail) as networks,
+        contextlib.ExitStack() as started,
+    ):
+        tasks = {}
+        for name, network in networks.items():
+            words = network.command(["sh", "-c", "echo; exec sleep 600"])
+            process = subprocess.Popen(
+                words,
+                pass_fds=tuple(network.descriptors.values()),
+                stdout=subprocess.PIPE,
+            )
+            started.enter_context(process)
+            started.callback(process.kill)
+            # Only then has it entered the host.
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"\n"
+            tasks[name] = psutil.Process(process.pid)
+        yield Hosts(tasks, hosts)
+
+
+@needs_networks
+def test_many_hosts_on_few_cores_reach_the_rate() -> None:
+    names = [f"worker-{number}" for number in range(8)]
+    around_a_ring = list(zip(names, [*names[1:], names[0]], strict=True))
+    with idle_hosts(8, 100) as hosts, sending(hosts, around_a_ring):
+        windows = [rates_mbit(hosts, 0.7) for _ in range(3)]
+    for key in windows[0]:
+        rates = [window[key] for window in windows]
+        # Other work on this machine can only make it slower.
+        assert max(rates) == pytest.approx(100, rel=0.1), (key, rates)
 
 
 @needs_networks
