@@ -152,9 +152,9 @@ def _burst_bytes(bits_per_second: int) -> int:
 def _bytes_at_once(bits_per_second: int) -> int:
     """Returns the most bytes of TCP that pass the interfaces as one packet.
 
-    tc divides what is larger than the burst, with its headers, into packets of
-    Ethernet, and each of these takes the processor as long as a large one. Eight hosts
-    on two cores received 37 to 83 Mbit/s of 100 then, and 91 to 94 with this.
+    tc divides a packet that is larger than the burst, with its headers, into packets of
+    Ethernet, each of which takes the processor as long as a large one. Eight hosts on
+    two cores received 37 to 83 Mbit/s of 100 then, and 91 to 94 with this limit.
     """
     of_burst = _burst_bytes(bits_per_second) * _SEGMENT_BYTES // _PACKET_BYTES
     return min(of_burst, _MOST_BYTES_AT_ONCE)
