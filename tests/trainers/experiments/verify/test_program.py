@@ -108,8 +108,8 @@ model.fit(tf.data.Dataset.from_tensor_slices((rows, rows[:, 0])).batch(8), epoch
             "variational_autoencoder",
             Fault(
                 file="trainers/user_code/own_step/train_step.py",
-                right="share = batch.num_rows / batch.global_size",
-                wrong="share = tf.constant(0.5, tf.float64)",
+                right="return batch.num_rows / batch.global_size",
+                wrong="return tf.constant(0.5, tf.float64)",
             ),
             "different",
         ),
