@@ -1,4 +1,4 @@
-"""A loss and a metric that are functions and return one number for a batch."""
+"""Losses and a metric that return one number for a batch."""
 
 import keras
 import numpy as np
@@ -17,6 +17,11 @@ def largest_parts(y_true, y_pred):
     return ops.mean(ops.maximum(ops.abs(y_true), ops.abs(y_pred)))
 
 
+class OwnCall(keras.losses.Loss):
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        return squared_error(y_true, y_pred)
+
+
 model = keras.Sequential(
     [
         keras.Input((5,)),
@@ -26,3 +31,5 @@ model = keras.Sequential(
 )
 model.compile("adam", loss=squared_error, metrics=[largest_parts, "mae"])
 model.fit(features, targets, batch_size=50, epochs=3, validation_split=0.1)
+model.compile("adam", loss=OwnCall())
+model.fit(features, targets, batch_size=50, epochs=2)

@@ -25,6 +25,7 @@ class Unreduced(keras.losses.Loss):
         """Refuses losses whose reduction has no per-example form.
 
         Raises:
+          PerBatchError: The loss reduces its values itself.
           UsageError: `fit` would minimize another number than it reports.
         """
         super().__init__(name=loss.name, reduction="none", dtype=loss.dtype)
@@ -35,7 +36,7 @@ class Unreduced(keras.losses.Loss):
                 "reduction='sum_over_batch_size' or 'sum'."
             )
         if type(loss).__call__ is not keras.losses.Loss.__call__:
-            raise UsageError(
+            raise PerBatchError(
                 f"the loss {loss.name!r} has a __call__ of its own, with which its "
                 "values cannot be had without their reduction: write its call(y_true, "
                 "y_pred) instead."
