@@ -213,9 +213,17 @@ def test_a_program_clears_the_session_between_fits(tmp_path: pathlib.Path) -> No
     assert processes.result_of(tmp_path / "run")["steps"] == 6
 
 
-@pytest.mark.parametrize("own_step", [False, further(True)])
+@pytest.mark.parametrize(
+    ("own_step", "loss"),
+    [
+        (False, "ops.mean(ops.square(y - p), axis=-1)"),
+        further(True, "ops.mean(ops.square(y - p), axis=-1)"),
+        # Another remark, on the loss, comes before.
+        (True, "ops.mean(ops.square(y - p)) / ops.mean(ops.square(y))"),
+    ],
+)
 def test_state_that_replicas_cannot_average_is_named(
-    tmp_path: pathlib.Path, own_step: bool
+    tmp_path: pathlib.Path, own_step: bool, loss: str
 ) -> None:
     """A vector quantizer with moving averages keeps such counts of its codes."""
     text = f"""
@@ -247,7 +255,7 @@ def test_state_that_replicas_cannot_average_is_named(
     counted = Counted(name="counted")
     layers = [counted, keras.layers.Dropout(0.5), keras.layers.Dense(1)]
     model = Own(layers)
-    model.compile("sgd", "mse")
+    model.compile("sgd", lambda y, p: {loss})
     model.fit(x, y, batch_size=20)
     """
     done = _run(tmp_path, text, *_MIRRORED)

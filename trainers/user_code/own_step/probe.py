@@ -88,13 +88,14 @@ def _remark(step: ModelStep, seen: Observed) -> str | None:
     method = "train_step" if has_own_step(step.model) else "compile"
     title = f"{type(step.model).__name__}.{method}"
     if not is_linear:
-        return (
+        remark = (
             f"{title}: the gradient of a batch is neither the mean nor the sum of its "
             "halves' gradients. Its loss is no mean over examples (perhaps it compares "
             "them with each other), or gradients are clipped before the optimizer gets "
             "them (let it clip: clipnorm, global_clipnorm, clipvalue). Replicas "
             "compute it of their shards, so that their number matters"
         )
+        return f"{remark}; {seen.state_remark}" if seen.state_remark else remark
     names = [
         own.metric.name
         for own, changes in zip(step.metrics, seen.changes, strict=True)
