@@ -265,6 +265,53 @@ def test_state_that_replicas_cannot_average_is_named(
     assert names == ["sum", "largest"]
 
 
+@pytest.mark.parametrize(
+    ("strategy", "code"), [(("--strategy=one_device",), 0), (_MIRRORED, 2)]
+)
+def test_a_step_of_pairs_along_the_first_axis_has_one_replica(
+    tmp_path: pathlib.Path, strategy: tuple[str, ...], code: int
+) -> None:
+    """Keras's example of metric learning has batches of anchors and positives."""
+    text = """
+    import tensorflow as tf
+
+    class Pairs(keras.utils.PyDataset):
+        def __len__(self):
+            return 5
+
+        def __getitem__(self, index):
+            rows = x[index * 12 : index * 12 + 12]
+            return np.stack([rows, rows + 0.1]).astype("float32")
+
+    class Compared(keras.Sequential):
+        def train_step(self, pairs):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(self(pairs[0]) * self(pairs[1])))
+            weights = self.trainable_variables
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+            return {"loss": loss}
+
+    model, expected = (
+        Compared([keras.layers.Input((4,)), keras.layers.Dense(1)]) for _ in range(2)
+    )
+    expected.set_weights(model.get_weights())
+    model.compile("sgd")
+    expected.compile("sgd")
+    for pairs in (Pairs()[index] for index in range(5)):
+        expected.train_step(tf.constant(pairs))
+    model.fit(Pairs(), shuffle=False)
+    found, wanted = (one.get_weights()[0] for one in (model, expected))
+    print("found", np.abs(found - wanted).max() < 1e-6)
+    """
+    done = _run(tmp_path, text, *strategy)
+    assert done.returncode == code, done.stderr
+    if code:
+        assert "Compared.train_step computes batches of" in done.stderr
+        assert "choose --strategy=one_device" in done.stderr
+    else:
+        assert "found True" in done.stdout
+
+
 # A cell of a recurrent layer; most programs have layers that Keras builds before.
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("strategy", [_MIRRORED, _SERVERS])

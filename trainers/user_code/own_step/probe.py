@@ -42,7 +42,9 @@ def own_step(
         no sum over examples or batches.
     """
     _build(model, few)
-    train, seen = _probed(model, "train_step", few, rows is None)
+    train, seen, is_divisible = _probed(model, "train_step", few, rows is None)
+    if not is_divisible:
+        rows = rows or int(few.num_rows)
     if not seen.updates:
         raise UsageError(
             f"{type(model).__name__}.train_step hands no gradients to an optimizer: "
@@ -50,7 +52,7 @@ def own_step(
         )
     test = None
     if held_out is not None:
-        test = _probed(model, "test_step", held_out, rows is None)[0]
+        test, _, _ = _probed(model, "test_step", held_out, rows is None)
     numbers = seen.gradients, seen.rounding
     updates = [OwnUpdate(update.optimizer, update.variables) for update in seen.updates]
     passes = passes_of(updates, seen.reads_after)
@@ -121,10 +123,20 @@ def _build(model: keras.Model, few: Batch) -> None:
 
 def _probed(
     model: keras.Model, name: str, few: Batch, is_divisible: bool
-) -> tuple[ModelStep, Observed]:
-    """Returns a step with its logs and metrics, and the observations."""
+) -> tuple[ModelStep, Observed, bool]:
+    """Returns a step with its logs and metrics, the observations, and `is_divisible`.
+
+    A step that fails with a half of the examples is not divisible.
+    """
     step = ModelStep(model=model, name=name, metrics=_metrics_of(model))
-    seen = observe(step, few, is_divisible)
+    try:
+        seen = observe(step, few, is_divisible)
+    except UsageError:
+        raise
+    # It may count on the size of a batch. Any other error appears again.
+    except Exception:
+        is_divisible = False
+        seen = observe(step, few, is_divisible)
     metrics = [
         dataclasses.replace(
             own,
@@ -141,7 +153,7 @@ def _probed(
     found = dataclasses.replace(
         step, metrics=metrics, sources=seen.sources, summed=summed
     )
-    return found, seen
+    return found, seen, is_divisible
 
 
 def _metrics_of(model: keras.Model) -> Sequence[OwnMetric]:
