@@ -106,20 +106,34 @@ class Epochs:
         one is over if it was completed before.
         """
         self.callbacks.is_over = is_over
-        parts, ended = self._parts, self._epoch_of(self._step())
+        parts, train = self._parts, self._parts.data.train
         read: list[GlobalBatches] = []
         if isinstance(parts.data.evaluation, ProgramStream):
-            epochs = range(self.arguments.initial_epoch, ended)
-            num_validations = sum(map(self.arguments.is_validated, epochs))
-            read = [parts.evaluation.batches] * num_validations
-        if is_over and isinstance(parts.data.train, ProgramStream):
-            last_step = parts.applied_steps()
-            read.append(
-                parts.data.train.batches(parts.order, self.first_step, last_step)
-            )
+            ended = self._epoch_of(self._step()) - self.arguments.initial_epoch
+            validated = list(filter(self._is_epoch_validated, range(ended)))
+            if validated and (stream := self._stream_of_epochs()):
+                # Training reads its earlier epochs again, and these in between.
+                stream.read_again(parts.evaluation.batches.dataset(0, 1), validated)
+            else:
+                read = [parts.evaluation.batches] * len(validated)
+        # A run may have been killed after its last checkpoint, and before its end.
+        last_step = parts.applied_steps()
+        has_no_steps = is_over or last_step == parts.train_steps
+        if has_no_steps and isinstance(train, ProgramStream):
+            read.append(train.batches(parts.order, self.first_step, last_step))
         for batches in read:
             for _ in batches.dataset(0, 1):
                 pass
+
+    def _is_epoch_validated(self, index: int) -> bool:
+        return self.arguments.is_validated(self.arguments.initial_epoch + index)
+
+    def _stream_of_epochs(self) -> ProgramStream | None:
+        """Returns the training data if each epoch reads a pass over a stream."""
+        train = self._parts.data.train
+        if not isinstance(train, ProgramStream) or train.is_one_pass:
+            return None
+        return train if self.lengths.of_all == train.num_batches else None
 
     def go_back(self, state: Mapping[str, Any]) -> None:
         """Continues with the state of an earlier checkpoint, after a divergence."""

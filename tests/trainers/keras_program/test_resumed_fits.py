@@ -277,6 +277,38 @@ def test_generators_continue_where_earlier_fits_and_validations_ended(
     assert _said(resumed) == expected != []
 
 
+@pytest.mark.parametrize("step", [13, further(8)])
+def test_generators_draw_from_one_generator_of_numbers_in_the_same_order(
+    step: int, tmp_path: pathlib.Path
+) -> None:
+    text = """
+    def batches(count):
+        while True:
+            # How many numbers that takes depends on the numbers.
+            rows = np.random.permutation(48)[:count]
+            yield x[rows] + np.random.normal(size=(count, 1)), y[rows]
+
+    fit = {"epochs": 4, "steps_per_epoch": 2, "verbose": 0}
+    fit |= {"validation_data": batches(5), "validation_steps": 3, "validation_freq": 2}
+    model.compile("sgd", "mse")
+    for _ in range(2):
+        history = model.fit(batches(16), **fit)
+    print("said", history.history, model.get_weights())
+    """
+    flags = (*_ONE, "--checkpoint_every_steps=1", "--set=report.keep_checkpoints=9")
+    expected = _said(_run(tmp_path, text, *flags))
+    run = tmp_path / "run"
+    (run / "result.json").unlink()
+    # Within the third epoch of the second `fit`, or at the end of the first one.
+    for later in range(max(step, 8) + 1, 17):
+        shutil.rmtree(run / f"checkpoints/phase-2/step-{later:08}")
+    if step == 8:
+        shutil.rmtree(run / "checkpoints/phase-2")
+    resumed = _run(tmp_path, text, *flags, "--resume=auto")
+    assert f"continued at step {step}" in resumed.stdout, resumed.stdout
+    assert _said(resumed) == expected != []
+
+
 # ../run_dir/test_export.py keeps the best model of a run that is continued.
 @pytest.mark.exhaustive
 def test_the_best_of_a_resumed_fit_is_not_that_of_the_fit_before(

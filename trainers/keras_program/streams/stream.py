@@ -28,6 +28,35 @@ _WITHOUT_END = 2**62
 _unconverted = tf.autograph.experimental.do_not_convert
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReadAgain:
+    """Other data that are read and left out after passes that are read again.
+
+    A program may draw the numbers of both from one generator.
+
+    Attributes:
+      data: The other data.
+      passes: Indices of the passes, each followed by all of the other data.
+    """
+
+    data: tf.data.Dataset
+    passes: Sequence[int]
+
+    def after(self, index: tf.Tensor, spec: Any) -> tf.data.Dataset:
+        """Returns an empty data set, with elements of `spec`, that reads the data."""
+        is_due = tf.reduce_any(tf.equal(index, tf.constant(self.passes, tf.int64)))
+        count = tf.where(is_due, tf.constant(-1, tf.int64), 0)
+
+        def filler(*_: Any) -> Any:
+            return tf.nest.map_structure(
+                lambda s: tf.zeros([size or 0 for size in s.shape], s.dtype), spec
+            )
+
+        # `skip` would not read them.
+        none = self.data.take(count).filter(_unconverted(lambda *_: False))
+        return none.map(_unconverted(filler))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ProgramStream(StreamedSource):
     """Batches in the program's own order, never all held in memory.
@@ -48,6 +77,14 @@ class ProgramStream(StreamedSource):
     full_batch: Any
     batch_size: int
     num_batches: int
+    # What the next `batches` read in between; those after a rollback do not.
+    _read_again: list[ReadAgain] = dataclasses.field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
+
+    def read_again(self, data: tf.data.Dataset, passes: Sequence[int]) -> None:
+        """Lets the next `batches` read other data after some passes, as `ReadAgain`."""
+        self._read_again.append(ReadAgain(data, passes))
 
     @property
     def num_examples(self) -> int:
@@ -58,8 +95,13 @@ class ProgramStream(StreamedSource):
         return tf.nest.map_structure(lambda rows: rows[:count], parts)
 
     def batches(self, order: Order, first_step: int, last_step: int) -> StreamBatches:
+        read_again = self._read_again.pop() if self._read_again else None
         return StreamBatches(
-            stream=self, order=order, first_step=first_step, last_step=last_step
+            stream=self,
+            order=order,
+            first_step=first_step,
+            last_step=last_step,
+            read_again=read_again,
         )
 
 
@@ -75,6 +117,7 @@ class StreamBatches:
     order: Order
     first_step: int
     last_step: int
+    read_again: ReadAgain | None = None
     # Not a field: the size of a batch may change.
     largest_span = None
     # By shards and their number: an evaluation that is repeated traces none again.
@@ -173,7 +216,10 @@ class StreamBatches:
             for step in (self.first_step, self.last_step)
         )
         # A run that is continued reads what comes before, as it may be a generator.
-        return self.stream.one_pass(index).enumerate(begin).take(last).skip(first)
+        steps = self.stream.one_pass(index).enumerate(begin).take(last).skip(first)
+        if self.read_again is None:
+            return steps
+        return steps.concatenate(self.read_again.after(index, steps.element_spec))
 
     def _pass_length(self) -> int:
         return _WITHOUT_END if self.stream.is_one_pass else self.stream.num_batches
