@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -194,7 +194,7 @@ def check_ids(
     names: Sequence[str] | None,
     data: Data,
     few: Batch,
-    predictions: Callable[[], Any],
+    predictions: Any,
 ) -> None:
     """Refuses ids of classes that the model has no output for.
 
@@ -207,7 +207,7 @@ def check_ids(
       names: Of the model's outputs, in order; None if they are not known.
       data: Data whose labels are checked, where they are in memory.
       few: A few examples, which are checked where labels are not in memory.
-      predictions: Returns the model's outputs, of which only shapes matter.
+      predictions: The model's outputs, of which only shapes matter.
     """
     losses = _by_output(loss, names)
     ignored_by = {name: _ignored(given) for name, given in losses.items()}
@@ -219,7 +219,7 @@ def check_ids(
         for source in (data.train, data.evaluation)
         if isinstance(source, ArraySource)
     ] or [labels_of(few.labels)]
-    outputs = _by_output(predictions(), names)
+    outputs = _by_output(predictions, names)
     for name, ignored in sparse.items():
         for labels in sources:
             labelled = _by_output(labels, names).get(name)

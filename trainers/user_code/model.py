@@ -83,20 +83,17 @@ class CustomModel:
           UsageError: The loss does not fit the model or its data.
         """
         few = self._few_with_weights()
+        # Keras's models adapt the ranks of their inputs only where they are called.
         examples = probe(model, few)
-
-        def predictions() -> Any:
-            return model.compute_output_spec(_specified(few.features))
-
         loss = self.loss or getattr(model, "loss", None)
         names = getattr(model, "output_names", None)
         # Keras computes the loss of these examples to find out what it is made of.
-        check_ids(loss, names, self.data, few, predictions)
+        check_ids(loss, names, self.data, few, examples.predictions)
         with labels_blamed(examples.labels, examples.predictions):
             objective = objective_of(
                 model, self.loss, self.metrics, examples, self.is_of_program
             )
-        build_metrics(model, labels_of(few.labels), predictions())
+        build_metrics(model, labels_of(few.labels), examples.predictions)
         return dataclasses.replace(
             objective, weighs_rows=_weighs(objective, model, few)
         )

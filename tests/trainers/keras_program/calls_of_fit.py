@@ -188,7 +188,26 @@ def lengths():
     small().fit(x, y, epochs=0)
 
 
+def _of_windows(inputs):
+    """Returns a model whose inputs have no last axis of length 1."""
+    hidden = layers.Conv1D(2, 3)(layers.Reshape((4, 1))(inputs))
+    return keras.Model(inputs, layers.Dense(2)(layers.Flatten()(hidden)))
+
+
+def last_axis_of_one():
+    """A model of Keras's adds a last axis of length 1 to its inputs, or removes it."""
+    keras.utils.set_random_seed(12)
+    added = [layers.Input((4, 1)), layers.Conv1D(2, 3), layers.Flatten()]
+    for model, features in (
+        (keras.Sequential([*added, layers.Dense(2)]), x),
+        (_of_windows(keras.Input((4,))), x[..., None]),
+    ):
+        model.compile("sgd", crossentropy(), metrics=["accuracy"])
+        model.fit(features, y, batch_size=10, validation_data=(features, y))
+
+
 CALLS = {
+    "last_axis_of_one": last_axis_of_one,
     "labels_without_a_loss": labels_without_a_loss,
     "lengths": lengths,
     "generators": generators,

@@ -212,6 +212,7 @@ def test_a_step_of_its_own_trains_as_with_fit(
         further("steps_of_one_part", "mirrored"),
         ("generators", "mirrored"),
         ("labels_without_a_loss", "mirrored"),
+        ("last_axis_of_one", "mirrored"),
         # Lengths are those of batches before they are divided.
         ("lengths", "one_device"),
         further("lengths", "mirrored"),
