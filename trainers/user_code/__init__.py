@@ -49,7 +49,20 @@ def wrap_user_errors(what: str) -> Iterator[None]:
     except FactoryError as error:
         raise UsageError(str(error)) from error
     except BaseException as error:
-        raise failure_of(what, error) from error
+        raise failure_of(_with_line(what, error), error) from error
+
+
+def _with_line(what: str, error: BaseException) -> str:
+    """Returns a subject with the last line of the user's code, if it is a program."""
+    place = _last_place(error) if what.startswith(_PROGRAM) else None
+    if place is None:
+        return what
+    if place.startswith(f"{what.removeprefix(_PROGRAM)}, line "):
+        return f"{_PROGRAM}{place}"
+    return f"{what}: {place}"
+
+
+_PROGRAM = "--script="
 
 
 def failure_of(what: str, error: BaseException, is_in_step: bool = True) -> UsageError:
@@ -107,7 +120,7 @@ def errors_of_steps() -> Iterator[None]:
         raise failure_of(place, error) from error
 
 
-def _last_place(error: Exception) -> str | None:
+def _last_place(error: BaseException) -> str | None:
     """Returns the last file and line; None if a call of this project is further in."""
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         if frame.f_globals.get("__name__", "").partition(".")[0] in _OWN_PACKAGES:

@@ -527,7 +527,11 @@ def test_epochs_are_counted_as_the_program_counts_them(tmp_path: pathlib.Path) -
             "  def call(self, x):\n    return x + keras.random.normal((20, 4))\n"
             "m = keras.Sequential([Noise(), keras.layers.Dense(1)])\n"
             "m.compile('sgd', 'mse')\nm.fit(x, y, batch_size=20)",
-            ("replicas get parts of a batch", "from the inputs"),
+            (
+                "train.py, line 11, failed",
+                "replicas get parts of a batch",
+                "from the inputs",
+            ),
         ),
         (
             "layer = model.layers[0]\nlayer.trainable = False\n"
