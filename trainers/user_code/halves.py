@@ -36,6 +36,11 @@ def on_halves(
     return [traced(_part(few, rows)) for rows in (whole, *halves, whole)]
 
 
+def twice(few: Batch) -> Batch:
+    """Returns a batch of which each half has all examples."""
+    return _part(few, [*range(int(few.num_rows))] * 2)
+
+
 def _part(few: Batch, rows: Sequence[int]) -> Batch:
     size = tf.constant(len(rows), tf.int64)
     given = (few.features, few.labels, few.indices)

@@ -275,3 +275,19 @@ def test_unequal_shards_share_the_moments_of_a_step_of_its_own(
     plain = beside_fit.by_fit(tmp_path, _NORMALIZED)
     found = beside_fit.under(tmp_path, _NORMALIZED, *_STRATEGIES[strategy])
     beside_fit.assert_same(found, plain)
+
+
+def test_a_sum_over_a_normalized_batch_is_one_over_replicas(
+    tmp_path: pathlib.Path,
+) -> None:
+    """The gradient of a batch is not the sum of its halves', which have other moments.
+
+    Replicas took it for a mean, so that a step was half of that of `fit`.
+    """
+    text = _NORMALIZED.replace(
+        "self.compute_loss(x, y, self(x, training=True))",
+        "tf.reduce_sum((y - self(x, training=True)) ** 2) / 8",
+    )
+    plain = beside_fit.by_fit(tmp_path, text)
+    found = beside_fit.under(tmp_path, text, *_STRATEGIES["mirrored"])
+    beside_fit.assert_same(found, plain)

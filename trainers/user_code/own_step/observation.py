@@ -13,6 +13,8 @@ from trainers.model.random_numbers.of_step import StepRandomNumbers
 from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
 from trainers.model.random_numbers.seeds import seed_states
 from trainers.user_code.halves import (
+    are_means,
+    are_sums,
     number_of,
     on_halves,
     relative_rounding,
@@ -43,7 +45,6 @@ class Observed(NamedTuple):
       reads_after: See `UpdateCatcher`.
       gradients: A number of each gradient, for all examples and each half, float64
         [3, n].
-      rounding: Error of each number of a gradient in half precision, float64 [n].
       is_repeatable: True if the same examples give the same gradients again, and all
         random numbers of Keras belong to single examples.
       changes: For each metric the changes of its variables, each [3, ...]: for all
@@ -52,17 +53,31 @@ class Observed(NamedTuple):
       numbers: For each name that is reported its number, for all examples and each
         half, float64 [3].
       state_remark: Warning about the state of layers; None for none.
+      is_linear: True if gradients are the mean or the sum of the halves' gradients.
+      gives_sums: True if gradients are sums over examples, and no means.
     """
 
     updates: Sequence[CaughtUpdate]
     reads_after: Set[int]
     gradients: np.ndarray
-    rounding: np.ndarray
     is_repeatable: bool
     changes: Sequence[Sequence[np.ndarray]]
     sources: Mapping[str, Result | Computed | None]
     numbers: Mapping[str, np.ndarray]
     state_remark: str | None
+    is_linear: bool
+    gives_sums: bool
+
+    @property
+    def is_nearly_sum(self) -> bool:
+        """True if gradients are the sum of the halves' up to 1 % of it.
+
+        Rounding is below: it is 1e-5 in float32, of gradients that are zero in theory,
+        such as a bias's before a normalization, as large as the gradient.
+        """
+        whole, *halves = self.gradients
+        difference = np.linalg.norm(whole - sum(halves))
+        return bool(difference < 0.01 * np.linalg.norm(sum(halves)))
 
     @property
     def has_sparse_gradients(self) -> bool:
@@ -107,12 +122,15 @@ def observe(step: ModelStep, few: Batch, is_divisible: bool) -> Observed:
     scope, sources = kept
     changes, gradients, norms, reported, states = zip(*outputs, strict=True)
     *sums, again = (tf.nest.flatten(one) for one in gradients)
+    # Terms of both signs cancel, so that a sum's own size does not bound its error.
+    rounding = relative_rounding(step.model) * np.array(tf.nest.flatten(norms[0]))
+    is_mean, is_sum = (
+        are(np.array(sums, np.float64), rounding) for are in (are_means, are_sums)
+    )
     return Observed(
         updates=scope.updates,
         reads_after=scope.reads_after,
         gradients=np.array(sums, np.float64),
-        # Terms of both signs cancel, so that a sum's own size does not bound its error.
-        rounding=relative_rounding(step.model) * np.array(tf.nest.flatten(norms[0])),
         is_repeatable=replayed.are_of_examples and agree(again, sums[0]),
         changes=tf.nest.map_structure(lambda *parts: np.stack(parts), *changes[:-1]),
         sources=sources,
@@ -120,6 +138,8 @@ def observe(step: ModelStep, few: Batch, is_divisible: bool) -> Observed:
             name: np.array([part[name] for part in reported[:-1]]) for name in sources
         },
         state_remark=remark_on(variables, np.array(states[:-1])),
+        is_linear=is_mean or is_sum,
+        gives_sums=is_sum and not is_mean,
     )
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from strategies.common.errors import UsageError
 from strategies.common.types import Batch
 from trainers.user_code.checks import has_own_step
-from trainers.user_code.halves import are_means, are_sums
+from trainers.user_code.halves import are_means, are_sums, twice
 from trainers.user_code.own_step.model_step import (
     ModelStep,
     OwnMetric,
@@ -53,7 +53,6 @@ def own_step(
     test = None
     if held_out is not None:
         test, _, _ = _probed(model, "test_step", held_out, rows is None)
-    numbers = seen.gradients, seen.rounding
     updates = [OwnUpdate(update.optimizer, update.variables) for update in seen.updates]
     passes = passes_of(updates, seen.reads_after)
     if len(passes) > 1 and any(update.is_scaled for update in seen.updates):
@@ -66,7 +65,7 @@ def own_step(
     return OwnStep(
         train=train,
         test=test,
-        is_sum=are_sums(*numbers) and not are_means(*numbers),
+        is_sum=seen.gives_sums,
         has_sparse_gradients=seen.has_sparse_gradients,
         updates=updates,
         passes=passes,
@@ -82,14 +81,12 @@ def _remark(step: ModelStep, seen: Observed) -> str | None:
     over a batch, the gradient of a batch is the mean or the sum of the gradients of its
     halves.
     """
-    numbers = seen.gradients, seen.rounding
-    is_linear = are_means(*numbers) or are_sums(*numbers)
     if normalizes_batches(step.model) or not seen.is_repeatable:
         return None
     # A compiled function of a whole batch is computed by Keras's own step.
     method = "train_step" if has_own_step(step.model) else "compile"
     title = f"{type(step.model).__name__}.{method}"
-    if not is_linear:
+    if not seen.is_linear:
         remark = (
             f"{title}: the gradient of a batch is neither the mean nor the sum of its "
             "halves' gradients. Its loss is no mean over examples (perhaps it compares "
@@ -137,17 +134,25 @@ def _probed(
     except Exception:
         is_divisible = False
         seen = observe(step, few, is_divisible)
+    combined = seen
+    if not seen.is_linear:
+        # The examples of a half have other moments, or others to compare them with.
+        # Those of a batch that has each example twice mostly have the same.
+        combined = observe(step, twice(few), is_divisible=True)
+        seen = seen._replace(gives_sums=combined.is_nearly_sum)
     metrics = [
         dataclasses.replace(
             own,
             is_per_batch=_is_per_batch(model, own, changes),
-            gets_sums=_gets_sums(own, changes),
+            gets_sums=_gets_sums(own, combined_changes),
         )
-        for own, changes in zip(step.metrics, seen.changes, strict=True)
+        for own, changes, combined_changes in zip(
+            step.metrics, seen.changes, combined.changes, strict=True
+        )
     ]
     summed = [
         name
-        for name, parts in seen.numbers.items()
+        for name, parts in combined.numbers.items()
         if are_sums(parts) and not are_means(parts)
     ]
     found = dataclasses.replace(

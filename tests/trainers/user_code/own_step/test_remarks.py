@@ -134,6 +134,29 @@ def test_rounding_in_half_precision_is_allowed_for(policy: str) -> None:
     assert (found.is_sum, found.remark) == (True, None)
 
 
+def of_normalized(outputs):
+    moments = ops.moments(outputs, axes=[0])
+    return ops.mean(ops.square((outputs - moments[0]) / ops.sqrt(moments[1] + 1) - 1))
+
+
+@pytest.mark.parametrize("is_sum", [False, True], ids=["mean", "sum"])
+@pytest.mark.parametrize("loss", [of_others_in_the_batch, of_normalized])
+def test_a_sum_over_examples_that_depend_on_each_other_is_a_sum(
+    loss: Callable[[Any], Any], is_sum: bool
+) -> None:
+    def loss_of_batch(outputs):
+        rows = ops.cast(ops.shape(outputs)[0], "float32")
+        return loss(outputs) * (rows if is_sum else 1.0)
+
+    for seed in range(5):
+        keras.utils.set_random_seed(seed)
+        model = Projected(loss_of_batch)
+        model.noise.stddev = 0.0
+        model.compile(optimizer="sgd")
+        found = own_step(model, few_examples(), held_out=None)
+        assert found.is_sum == is_sum, seed
+
+
 class AddsLossOfRows(keras.Model):
     """A layer adds a loss for each example, as layers for CTC do; Keras sums them."""
 
