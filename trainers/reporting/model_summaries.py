@@ -55,8 +55,8 @@ class Inspection:
         ):
             try:
                 values = self._activations(self._features)
-            except Exception:
-                # Data of a step of the model's own need not be what its call takes.
+            # Data of a step of the model's own need not be what its call takes.
+            except (TypeError, ValueError, tf.errors.InvalidArgumentError):
                 if not has_own_step(self._model):
                     raise
                 values = {}
