@@ -52,6 +52,9 @@ def wrap_user_errors(what: str) -> Iterator[None]:
         raise failure_of(_with_line(what, error), error) from error
 
 
+_PROGRAM = "--script="
+
+
 def _with_line(what: str, error: BaseException) -> str:
     """Returns a subject with the last line of the user's code, if it is a program."""
     place = _last_place(error) if what.startswith(_PROGRAM) else None
@@ -60,9 +63,6 @@ def _with_line(what: str, error: BaseException) -> str:
     if place.startswith(f"{what.removeprefix(_PROGRAM)}, line "):
         return f"{_PROGRAM}{place}"
     return f"{what}: {place}"
-
-
-_PROGRAM = "--script="
 
 
 def failure_of(what: str, error: BaseException, is_in_step: bool = True) -> UsageError:

@@ -70,10 +70,11 @@ class Observed(NamedTuple):
 
     @property
     def is_nearly_sum(self) -> bool:
-        """True if gradients are the sum of the halves' up to 1 % of it.
+        """True if gradients differ from the sum of the halves' by less than 1 % of it.
 
-        Rounding is below: it is 1e-5 in float32, of gradients that are zero in theory,
-        such as a bias's before a normalization, as large as the gradient.
+        All numbers are compared together: a gradient that is zero in theory, such as
+        that of a bias before a normalization, is rounding alone. Rounding is some 1e-5
+        of the whole in float32.
         """
         whole, *halves = self.gradients
         difference = np.linalg.norm(whole - sum(halves))
@@ -124,13 +125,13 @@ def observe(step: ModelStep, few: Batch, is_divisible: bool) -> Observed:
     *sums, again = (tf.nest.flatten(one) for one in gradients)
     # Terms of both signs cancel, so that a sum's own size does not bound its error.
     rounding = relative_rounding(step.model) * np.array(tf.nest.flatten(norms[0]))
-    is_mean, is_sum = (
-        are(np.array(sums, np.float64), rounding) for are in (are_means, are_sums)
-    )
+    numbers_of_gradients = np.array(sums, np.float64)
+    is_mean = are_means(numbers_of_gradients, rounding)
+    is_sum = are_sums(numbers_of_gradients, rounding)
     return Observed(
         updates=scope.updates,
         reads_after=scope.reads_after,
-        gradients=np.array(sums, np.float64),
+        gradients=numbers_of_gradients,
         is_repeatable=replayed.are_of_examples and agree(again, sums[0]),
         changes=tf.nest.map_structure(lambda *parts: np.stack(parts), *changes[:-1]),
         sources=sources,
