@@ -23,7 +23,7 @@ import tensorflow.saved_model as saved_model
 from strategies.common.errors import UsageError
 from strategies.common.private_apis.replaced import replaced
 from strategies.common.text import shown
-from trainers.user_code import failure_of
+from trainers.user_code import failure_of, subject_of_program
 
 
 @contextlib.contextmanager
@@ -137,7 +137,7 @@ def failure_of_script(
             f"--script={path} refuses its arguments ({received}), and its message is "
             "above: correct the arguments, which follow after --."
         )
-    place = f"--script={path}{_line_of(path, error)}"
+    place = subject_of_program(path, error)
     if isinstance(error, UsageError):
         # What stands for a strategy of the program says itself what to change.
         return UsageError(f"{place.removesuffix(',')}: {error}")
@@ -152,14 +152,3 @@ def _ended_in(error: BaseException) -> str:
     """Returns the package that raised an error; empty if it is unknown."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return frames[-1].f_globals.get("__name__", "").partition(".")[0] if frames else ""
-
-
-def _line_of(path: str, error: BaseException) -> str:
-    """Returns the line of a program's innermost call in an error, as `, line 12,`."""
-    # The last one is the innermost call in the program's own file.
-    lines = [
-        frame.lineno
-        for frame in traceback.extract_tb(error.__traceback__)
-        if os.path.abspath(frame.filename) == os.path.abspath(path)
-    ]
-    return f", line {lines[-1]}," if lines else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sysconfig
 import traceback
@@ -49,20 +50,30 @@ def wrap_user_errors(what: str) -> Iterator[None]:
     except FactoryError as error:
         raise UsageError(str(error)) from error
     except BaseException as error:
-        raise failure_of(_with_line(what, error), error) from error
+        if what.startswith(_PROGRAM):
+            what = subject_of_program(what.removeprefix(_PROGRAM), error)
+        raise failure_of(what, error) from error
+
+
+def subject_of_program(path: str, error: BaseException) -> str:
+    """Returns `--script=` with the file and line of the user's last call in an error.
+
+    Where code of this project is further in, it is the program's own last line.
+    """
+    place = _last_place(error)
+    if place is None:
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if os.path.abspath(frame.filename) == os.path.abspath(path)
+        ]
+        place = f"{path}, line {lines[-1]}," if lines else ""
+    if not place or place.startswith(f"{path}, line "):
+        return f"{_PROGRAM}{place or path}"
+    return f"{_PROGRAM}{path}: {place}"
 
 
 _PROGRAM = "--script="
-
-
-def _with_line(what: str, error: BaseException) -> str:
-    """Returns a subject with the last line of the user's code, if it is a program."""
-    place = _last_place(error) if what.startswith(_PROGRAM) else None
-    if place is None:
-        return what
-    if place.startswith(f"{what.removeprefix(_PROGRAM)}, line "):
-        return f"{_PROGRAM}{place}"
-    return f"{what}: {place}"
 
 
 def failure_of(what: str, error: BaseException, is_in_step: bool = True) -> UsageError:

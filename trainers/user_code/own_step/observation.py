@@ -41,6 +41,7 @@ class Observed(NamedTuple):
     """Observations of a method, with some examples and with each half of them.
 
     Attributes:
+      is_divisible: False if halves were not observed: all examples are their only half.
       updates: Calls of optimizers.
       reads_after: See `UpdateCatcher`.
       gradients: A number of each gradient, for all examples and each half, float64
@@ -57,6 +58,7 @@ class Observed(NamedTuple):
       gives_sums: True if gradients are sums over examples, and no means.
     """
 
+    is_divisible: bool
     updates: Sequence[CaughtUpdate]
     reads_after: Set[int]
     gradients: np.ndarray
@@ -129,6 +131,7 @@ def observe(step: ModelStep, few: Batch, is_divisible: bool) -> Observed:
     is_mean = are_means(numbers_of_gradients, rounding)
     is_sum = are_sums(numbers_of_gradients, rounding)
     return Observed(
+        is_divisible=is_divisible,
         updates=scope.updates,
         reads_after=scope.reads_after,
         gradients=numbers_of_gradients,

@@ -42,8 +42,8 @@ def own_step(
         no sum over examples or batches.
     """
     _build(model, few)
-    train, seen, is_divisible = _probed(model, "train_step", few, rows is None)
-    if not is_divisible:
+    train, seen = _probed(model, "train_step", few, rows is None)
+    if not seen.is_divisible:
         rows = rows or int(few.num_rows)
     if not seen.updates:
         raise UsageError(
@@ -52,7 +52,7 @@ def own_step(
         )
     test = None
     if held_out is not None:
-        test, _, _ = _probed(model, "test_step", held_out, rows is None)
+        test, _ = _probed(model, "test_step", held_out, rows is None)
     updates = [OwnUpdate(update.optimizer, update.variables) for update in seen.updates]
     passes = passes_of(updates, seen.reads_after)
     if len(passes) > 1 and any(update.is_scaled for update in seen.updates):
@@ -120,10 +120,10 @@ def _build(model: keras.Model, few: Batch) -> None:
 
 def _probed(
     model: keras.Model, name: str, few: Batch, is_divisible: bool
-) -> tuple[ModelStep, Observed, bool]:
-    """Returns a step with its logs and metrics, the observations, and `is_divisible`.
+) -> tuple[ModelStep, Observed]:
+    """Returns a step with its logs and metrics, and the observations.
 
-    A step that fails with a half of the examples is not divisible.
+    A step that fails with a half of the examples is observed without halves.
     """
     step = ModelStep(model=model, name=name, metrics=_metrics_of(model))
     try:
@@ -132,8 +132,7 @@ def _probed(
         raise
     # It may count on the size of a batch. Any other error appears again.
     except Exception:
-        is_divisible = False
-        seen = observe(step, few, is_divisible)
+        seen = observe(step, few, is_divisible=False)
     combined = seen
     if not seen.is_linear:
         # The examples of a half have other moments, or others to compare them with.
@@ -158,7 +157,7 @@ def _probed(
     found = dataclasses.replace(
         step, metrics=metrics, sources=seen.sources, summed=summed
     )
-    return found, seen, is_divisible
+    return found, seen
 
 
 def _metrics_of(model: keras.Model) -> Sequence[OwnMetric]:
