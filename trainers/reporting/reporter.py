@@ -243,11 +243,15 @@ class Reporter(NullReporter):
     def require_saved(self) -> None:
         if self._saving.words is not None:
             kept = max(self._checkpoints.steps(), default=None)
-            left = "none" if kept is None else f"that of step {kept}"
+            folder = self._folder.path
+            left = (
+                f"{folder} has none"
+                if kept is None
+                else f"the newest in {folder} is that of step {kept}"
+            )
             raise NotSavedError(
                 *("the last checkpoint", self._saving.words),
-                f", and the newest in {self._folder.path} is {left}: "
-                f"{remedy_of(self._saving.words)} on its disk",
+                f", and {left}: {remedy_of(self._saving.words)} on its disk",
             )
 
     def export_last(self) -> None:
