@@ -2,6 +2,7 @@
 
   python -m benchmarks.growth            # a part of the points, 35 minutes
   python -m benchmarks.growth --full     # all of them, an hour and 40 minutes
+  python -m benchmarks.growth --repetitions=2   # medians of equal runs
 
 The model is that of --mode=predict, fitted to its short runs of two to four replicas
 and one width. All points are predicted before any is measured: other replicas, widths
@@ -35,7 +36,12 @@ from trainers.experiments.command import measure_run
 from trainers.experiments.predict import experiments, links
 from trainers.experiments.predict.compute_model import Compute, Measurement
 from trainers.experiments.predict.experiments import Experiment
-from trainers.experiments.predict.fitting import Fitted, executed_with_links, fit
+from trainers.experiments.predict.fitting import (
+    Fitted,
+    executed_with_links,
+    fit,
+    median_of,
+)
 from trainers.experiments.predict.fitting import measured as measurement_of
 from trainers.experiments.predict.predictions import content_of_an_arm
 from trainers.experiments.run_record import read_run
@@ -65,7 +71,7 @@ class Point:
       width: Number of hidden units.
       bandwidth_mbit: Emulated bandwidth; 0 for loopback.
       is_fitted: True if the model was fitted to this run.
-      measured_seconds: Median step of a run; 0 before it.
+      measured_seconds: Median step of a run, and of equal runs; 0 before them.
     """
 
     strategy: str
@@ -92,6 +98,7 @@ class Growth:
     def __init__(self, config: Config, folder: pathlib.Path, starter: ProcessStarter):
         """Takes the configuration of a prediction, and runs nothing."""
         self._folder = folder
+        self._repetitions = config.prediction.repetitions
         self._starter = starter
         self._reference = experiments.on_one_device(config)
         self._arms = {arm.name: arm for arm in experiments.arms_of(config)}
@@ -102,7 +109,9 @@ class Growth:
         arms = [experiments.of_an_arm(arm, num_gpus=0) for arm in self._arms.values()]
         every = (*self._reference, *itertools.chain(*arms))
         has_links = links.obstacle_to_links() is None
-        runs = list(executed_with_links(every, has_links, self._executed))
+        runs = list(
+            executed_with_links(every, has_links, self._executed, self._repetitions)
+        )
         self._fitted_to = {
             (e.arm, (e.num_replicas, _WIDTH, e.bandwidth_mbit or 0))
             for e, _ in runs
@@ -141,11 +150,22 @@ class Growth:
                     steps = min(max(int(_TRAIN_SECONDS / seconds), least), _STEPS)
                     yield dataclasses.replace(point, steps=steps)
 
-    def measured(self, point: Point) -> Point:
-        """Returns a point with the step time of its run."""
-        run = self._experiment(point)
-        found = measurement_of(run, self._executed(run)).step_seconds
-        return dataclasses.replace(point, measured_seconds=found)
+    def measured(self, points: Sequence[Point]) -> list[Point]:
+        """Returns points with the step times of their runs, repeated in rounds."""
+        runs = [self._experiment(point) for point in points]
+        found = zip(points, self._medians(runs), strict=True)
+        return [
+            dataclasses.replace(point, measured_seconds=median.step_seconds)
+            for point, median in found
+        ]
+
+    def _medians(self, runs: Sequence[Experiment]) -> list[Measurement]:
+        """Returns a measurement of each run, with the median of its repetitions."""
+        rounds = []
+        for repetition in range(1, self._repetitions + 1):
+            equal = [dataclasses.replace(run, repetition=repetition) for run in runs]
+            rounds.append([measurement_of(run, self._executed(run)) for run in equal])
+        return [median_of(equal) for equal in zip(*rounds, strict=True)]
 
     def _experiment(self, point: Point) -> Experiment:
         arm = self._arms[point.strategy]
@@ -158,13 +178,12 @@ class Growth:
         return Experiment(arm=arm.name, num_replicas=point.replicas, config=config)
 
     def _compute_of(self, width: int) -> Compute:
-        found = []
         # The smallest and the largest part of the batch.
-        for each in (self._reference[0], self._reference[3]):
-            config = each.config.replace(hidden_units=(width,))
-            run = dataclasses.replace(each, config=config)
-            found.append(measurement_of(run, self._executed(run)))
-        return Compute.fitted(found)
+        runs = [
+            dataclasses.replace(each, config=each.config.replace(hidden_units=(width,)))
+            for each in (self._reference[0], self._reference[3])
+        ]
+        return Compute.fitted(self._medians(runs))
 
     def _executed(self, experiment: Experiment) -> Executed:
         (width,) = experiment.config.model.hidden_units
@@ -235,19 +254,23 @@ def main() -> int:
     """Returns 0 once all points are measured."""
     arguments = _parse_arguments()
     words = ["--mode=predict", f"--strategies={arguments.strategies}", *_SHARED]
+    if arguments.repetitions > 1:
+        words.append(f"--set=prediction.repetitions={arguments.repetitions}")
     config = flags.parse(["", *words])
     folder = arguments.folder or folder_of("growth")
     folder.mkdir(parents=True, exist_ok=True)
     wanted = {n: [int(v) for v in getattr(arguments, n).split(",")] for n in _PART}
     with starter_of(config) as starter:
         growth = Growth(config, folder, starter)
-        print(f"runs are in {folder}; the fit takes some 12 minutes", flush=True)
+        minutes = 12 * arguments.repetitions
+        print(f"runs are in {folder}; the fit takes {minutes} minutes", flush=True)
         fitted = growth.fit()
         points = list(growth.predicted(fitted, wanted))
         seconds = sum(_START_SECONDS + p.steps * p.predicted_seconds for p in points)
-        print(f"{len(points)} points, {seconds / 60:.0f} minutes from here", flush=True)
+        minutes = arguments.repetitions * seconds / 60
+        print(f"{len(points)} points, {minutes:.0f} minutes from here", flush=True)
         content = {
-            "command": f"python -m benchmarks.growth {' '.join(sys.argv[1:])}".strip(),
+            "command": " ".join(["python -m benchmarks.growth", *_without_folder()]),
             "date": time.strftime("%Y-%m-%d"),
             "machine": this_machine(),
             "prediction": f"python -m trainers.main {' '.join(words)}",
@@ -255,7 +278,7 @@ def main() -> int:
             "points": [dataclasses.asdict(p) for p in points],
         }
         write_json(folder / "predicted.json", content)
-        points = [growth.measured(p) for p in points]
+        points = growth.measured(points)
     content["points"] = [{**dataclasses.asdict(p), "error": p.error} for p in points]
     content["summary"] = summary_of(points)
     write_json(folder / "growth.json", content)
@@ -263,6 +286,11 @@ def main() -> int:
     if arguments.record:
         _record(content, table_of(points))
     return 0
+
+
+def _without_folder() -> list[str]:
+    """Returns the arguments, without the folder, which changes no measurement."""
+    return [each for each in sys.argv[1:] if not each.startswith("--folder=")]
 
 
 def _parse_arguments() -> argparse.Namespace:
@@ -273,6 +301,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--full", action="store_true", help="all points")
     for name in _PART:
         parser.add_argument(f"--{name}", help="numbers, separated by commas")
+    parser.add_argument("--repetitions", type=int, default=1, help="of each run")
     parser.add_argument("--folder", type=pathlib.Path, help="of the runs")
     parser.add_argument("--record", action="store_true", help="write into results/")
     arguments = parser.parse_args()

@@ -49,6 +49,16 @@ class PredictionConfig:
         has_flag=False,
     )
 
+    repetitions: int = setting(
+        1,
+        "Number of times that --mode=predict makes each short run, whose step time is "
+        "then the median: more are more certain on a machine with other work.",
+        minimum=1,
+        maximum=100,
+        used_by=_OF_PREDICTIONS,
+        has_flag=False,
+    )
+
     def __post_init__(self) -> None:
         check_settings(self)
 

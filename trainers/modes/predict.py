@@ -56,6 +56,7 @@ def predict(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     num_runs = len(experiments)
     if obstacle is None:
         num_runs += len(repeated) * len(BANDWIDTHS_MBIT)
+    num_runs *= config.prediction.repetitions
     return with_runs(
         config,
         console,
@@ -81,7 +82,10 @@ def _predict(
         )
     runs = []
     for experiment, executed in executed_with_links(
-        experiments, obstacle is None, lambda e: runner.run(e.name, e.config)
+        experiments,
+        obstacle is None,
+        lambda e: runner.run(e.name, e.config),
+        config.prediction.repetitions,
     ):
         if not executed.run.has_trained:
             return runner.end_after(executed, executed.run.arm)

@@ -50,16 +50,24 @@ class Experiment:
       num_replicas: Number of replicas of the run.
       config: Configuration of the run, without its folder.
       size: Size of gradients, as in `Measurement`.
+      repetition: Number of the run among equal ones, from 1.
     """
 
     arm: str
     num_replicas: int
     config: Config
     size: str = "own"
+    repetition: int = 1
 
     @property
     def name(self) -> str:
         """Name of the run folder, unique in a prediction."""
+        again = "" if self.repetition == 1 else f"-repetition-{self.repetition}"
+        return f"{self.name_of_equal}{again}"
+
+    @property
+    def name_of_equal(self) -> str:
+        """Name of the first of all equal runs."""
         batch, rate = self.config.length.global_batch_size, self.bandwidth_mbit
         size = "" if self.size == "own" else f"-{self.size}"
         link = "" if rate is None else f"-{rate:g}-mbit"

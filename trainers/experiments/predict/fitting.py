@@ -34,6 +34,7 @@ class FittedArm:
       errors: Relative error of each measurement, predicted by a model that was fitted
         to the other measurements.
       compression: Compression of its gradients; None if they are sent as they are.
+      spread: Largest relative difference of two equal runs; None without repetitions.
     """
 
     name: str
@@ -42,6 +43,7 @@ class FittedArm:
     model: Model
     errors: Sequence[float]
     compression: Compression | None = None
+    spread: float | None = None
 
     @property
     def label(self) -> str:
@@ -89,8 +91,8 @@ def fit(runs: Sequence[tuple[Experiment, Executed]]) -> Fitted:
     by_arm: dict[str, list[tuple[Experiment, Executed]]] = {}
     for experiment, executed in runs:
         by_arm.setdefault(experiment.arm, []).append((experiment, executed))
-    reference = [measured(e, x) for e, x in by_arm.pop(REFERENCE)]
-    (alone,) = (measured(*run) for run in by_arm.pop(ALONE))
+    reference = [median_of(equal) for equal in _equal_runs(by_arm.pop(REFERENCE))]
+    (alone,) = (median_of(equal) for equal in _equal_runs(by_arm.pop(ALONE)))
     # One device comes first: all arms share its compute time.
     compute = Compute.fitted(reference)
     hardware = runs[0][1].run.result["hardware"]
@@ -108,11 +110,28 @@ def executed_with_links(
     experiments: Sequence[Experiment],
     has_links: bool,
     execute: Callable[[Experiment], Executed],
+    repetitions: int,
 ) -> Iterator[tuple[Experiment, Executed]]:
-    """Executes and yields runs, and repeats some of them over emulated networks.
+    """Executes and yields runs, some of them also over emulated networks.
 
-    Runs with long steps have fewer of them.
+    Runs with long steps have fewer of them. All runs are repeated in rounds, because
+    other work on the machine comes and goes.
     """
+    first_round = []
+    for experiment, executed in _executed_once(experiments, has_links, execute):
+        first_round.append(experiment)
+        yield experiment, executed
+    for repetition in range(2, repetitions + 1):
+        for experiment in first_round:
+            again = dataclasses.replace(experiment, repetition=repetition)
+            yield again, execute(again)
+
+
+def _executed_once(
+    experiments: Sequence[Experiment],
+    has_links: bool,
+    execute: Callable[[Experiment], Executed],
+) -> Iterator[tuple[Experiment, Executed]]:
     lengths = RunLengths()
     for planned in experiments:
         experiment = lengths.limited(planned)
@@ -178,7 +197,8 @@ def _fit_arm(
     runs: Sequence[tuple[Experiment, Executed]], compute: Compute, cores: int
 ) -> FittedArm:
     first, _ = runs[0]
-    measurements = [measured(*run) for run in runs]
+    equal_runs = _equal_runs(runs)
+    measurements = [median_of(equal) for equal in equal_runs]
     exchange = exchange_of(*runs[0])
     return FittedArm(
         name=first.arm,
@@ -187,4 +207,27 @@ def _fit_arm(
         model=Model.fitted(measurements, compute, exchange, cores),
         errors=leave_one_out(measurements, compute, exchange, cores),
         compression=first.config.strategy.compression,
+        spread=max(map(_spread, equal_runs)) if len(runs) > len(equal_runs) else None,
     )
+
+
+def _equal_runs(
+    runs: Sequence[tuple[Experiment, Executed]],
+) -> list[list[Measurement]]:
+    """Returns the measurements of all repetitions of each run."""
+    found: dict[str, list[Measurement]] = {}
+    for run in runs:
+        found.setdefault(run[0].name_of_equal, []).append(measured(*run))
+    return list(found.values())
+
+
+def median_of(equal: Sequence[Measurement]) -> Measurement:
+    """Returns a measurement with the median step time of equal runs."""
+    seconds = float(np.median([m.step_seconds for m in equal]))
+    return dataclasses.replace(equal[0], step_seconds=seconds)
+
+
+def _spread(equal: Sequence[Measurement]) -> float:
+    """Returns the longest step time of equal runs relative to the shortest, less 1."""
+    seconds = [m.step_seconds for m in equal]
+    return max(seconds) / min(seconds) - 1

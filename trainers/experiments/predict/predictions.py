@@ -77,6 +77,7 @@ def content_of_an_arm(arm: FittedArm) -> dict[str, Any]:
         "median_error": arm.median_error,
         "largest_error": arm.largest_error,
         "ballast_error": arm.ballast_error,
+        "largest_difference_of_equal_runs": arm.spread,
     }
 
 

@@ -74,6 +74,8 @@ class Report:
                 words += (
                     f", and with more bytes to send {100 * arm.ballast_error:.0f} %"
                 )
+            if arm.spread is not None:
+                words += f"; equal runs differ by up to {100 * arm.spread:.0f} %"
             yield words
         yield self._bounds_in_words()
         yield from self._table()

@@ -10,6 +10,7 @@ import pathlib
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jsonschema
 import pytest
@@ -53,6 +54,8 @@ def with_made_runs(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
         milliseconds = 1 + 0.5 * replicas + 0.01 * batch / replicas
         milliseconds += sent * 8e-6
         milliseconds += sent * 8e-3 / (strategy.emulated_bandwidth_mbit or math.inf)
+        if "repetition" in (config.run.run_dir or ""):
+            milliseconds *= 2
         return made_of(
             config,
             seed=0,
@@ -152,6 +155,41 @@ def test_short_runs_here_predict_a_larger_cluster(
     assert len(warnings) == (kind == "ring" and not has_links)
 
 
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_the_step_time_of_repeated_runs_is_their_median(tmp_path: pathlib.Path) -> None:
+    """The second and third run take twice as long as the first one."""
+
+    def predicted(*repetitions: str) -> tuple[dict[str, Any], str]:
+        folder = tmp_path / f"predicted{len(repetitions)}"
+        words = processes.command(
+            *("--mode=predict", "--strategies=multi_worker_mirrored", *SMALL),
+            *(f"--run_dir={folder}", *repetitions),
+        )
+        done = with_made_runs(words)
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = json.loads((folder / "predict.json").read_text("utf-8"))
+        jsonschema.validate(found, SCHEMA)
+        return found, done.stdout
+
+    once, _ = predicted()
+    assert once["strategies"][0]["largest_difference_of_equal_runs"] is None
+    thrice, words = predicted("--set=prediction.repetitions=3")
+    (arm,) = thrice["strategies"]
+    assert arm["largest_difference_of_equal_runs"] == pytest.approx(1)
+    assert "equal runs differ by up to 100 %" in words
+    (arm_of_once,) = once["strategies"]
+    pairs = (once["one_device"], thrice["one_device"]), (arm_of_once, arm)
+    for one, three in pairs:
+        medians = [m["step_seconds"] for m in three["measured"]]
+        assert medians == pytest.approx(
+            [2 * m["step_seconds"] for m in one["measured"]]
+        )
+    runs = {path.name for path in (tmp_path / "predicted1/runs").iterdir()}
+    assert {"one_device-1-of-64", "one_device-1-of-64-repetition-3"} <= runs
+    assert f"; {len(runs)} short runs" in words
+
+
 # The first test has the rates that are asked for, and tests/cluster/
 # test_emulated_bandwidth.py that an emulated network has its rate.
 @pytest.mark.slow
@@ -185,7 +223,10 @@ def test_runs_over_links_take_the_time_of_their_bytes(
         runs = [
             measured(*run)
             for run in executed_with_links(
-                experiments, True, lambda each: runner.run(each.name, each.config)
+                experiments,
+                True,
+                lambda each: runner.run(each.name, each.config),
+                repetitions=1,
             )
         ]
     assert [(run.size, run.bandwidth_mbit) for run in runs] == [
