@@ -15,7 +15,8 @@ from trainers.experiments.predict.fitting import FittedArm
 from trainers.experiments.predict.performance_model import Parts
 
 # Of the points of `python -m benchmarks.growth` with shorter predictions, most of which
-# are software, four of seven were off by more than 25 %; of the 43 others two.
+# are software, seven of twelve were off by more than 25 % in two series; of the 88
+# others 16.
 SHORT_STEP_SECONDS = 10e-3
 # The slowest network that predictions are made for, and one on which a byte costs a
 # hundredth of its time in processors.
