@@ -14,7 +14,7 @@ from models.objective import Summed
 from strategies.common.private_apis.compiled import OutputMetric
 from trainers.user_code import PerBatchError
 from trainers.user_code.few_examples import rows_of
-from trainers.user_code.independence import agree
+from trainers.user_code.independence import agree, shapes_of
 
 # Between the name of a metric and the number of its variable, in names of sums.
 STATE = "/state/"
@@ -86,11 +86,28 @@ class CountingMetric:
             parts = first[name].total + second[name].total
             last = change_of(in_turn[index], initial[index])
             if not (agree(count.total, parts) and agree(last, parts)):
-                raise PerBatchError(
-                    f"the metric {self.name!r} keeps numbers that are not sums over "
-                    "examples, so that replicas cannot add theirs: leave it out, and "
-                    "use it on the trained model."
-                )
+                of_output = self.resolved.of_output(labels, predictions)
+                raise PerBatchError(not_sums(self.name, *of_output))
+
+
+def not_sums(name: str, labels: Any = None, predictions: Any = None) -> str:
+    """Returns the message for a metric that does not add up over examples.
+
+    Labels and predictions are those of its output; None if they are not known. Of
+    labels [n] and predictions [n, 1] a comparison is [n, n], without an error.
+    """
+    shapes, remedy = "", ""
+    if labels is not None and len(labels.shape) != len(predictions.shape):
+        shapes = f" ({shapes_of(labels, predictions)})"
+        remedy = (
+            "make tensors that it compares of one shape, because [n] and [n, 1] give "
+            "[n, n], or "
+        )
+    return (
+        f"the metric {name!r} keeps numbers that are not sums over examples{shapes}, "
+        f"so that replicas cannot add theirs: {remedy}leave it out, and use it on the "
+        "trained model."
+    )
 
 
 def change_of(new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:

@@ -73,7 +73,8 @@ def check_independence(judges: Sequence[Judge], labels: Any, predictions: Any) -
             if not agree(found, expected):
                 raise UsageError(
                     f"{judge.title} is {float(expected):g} in fit and {float(found):g} "
-                    f"as the mean of its examples' values ({_shapes(labels, others)}): "
+                    "as the mean of its examples' values "
+                    f"({shapes_of(labels, others)}): "
                     "return one value for each example, without their mean."
                 )
 
@@ -103,7 +104,7 @@ def _mean_of_parts(
     if not agree(found, tf.reduce_mean(tf.concat(of_parts, 0))):
         raise PerBatchError(
             f"{judge.title} gives examples another value beside other examples, so "
-            f"that replicas cannot share a batch ({_shapes(labels, predictions)}): "
+            f"that replicas cannot share a batch ({shapes_of(labels, predictions)}): "
             "return a function of each example by itself, of labels and predictions "
             "of one shape."
         )
@@ -124,7 +125,7 @@ def agree(found: Any, expected: Any, rounding: Any = 0.0) -> bool:
     )
 
 
-def _shapes(labels: Any, predictions: Any) -> str:
+def shapes_of(labels: Any, predictions: Any) -> str:
     """Returns such as `labels [n], predictions [n, 1]`."""
     found = map(shapes_in_words, (labels, predictions))
     return "labels {}, predictions {}".format(*found)

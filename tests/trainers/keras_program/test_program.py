@@ -498,6 +498,18 @@ def test_epochs_are_counted_as_the_program_counts_them(tmp_path: pathlib.Path) -
             ("'largest'", "not sums over examples"),
         ),
         (
+            "class Correct(keras.metrics.Metric):\n"
+            "  def __init__(self):\n    super().__init__(name='correct')\n"
+            "    self.sum = self.add_weight(name='sum', initializer='zeros')\n"
+            "  def update_state(self, y_true, y_pred, sample_weight=None):\n"
+            "    near = keras.ops.abs(y_true - y_pred) < 9\n"
+            "    self.sum.assign_add(keras.ops.sum(keras.ops.cast(near, 'float32')))\n"
+            "  def result(self):\n    return self.sum.value\n"
+            "model.compile('sgd', 'mse', metrics=[Correct()])\n"
+            "model.fit(x, y.reshape(-1))",
+            ("'correct'", "labels [n], predictions [n, 1]", "of one shape"),
+        ),
+        (
             "class Own(keras.Model):\n  def train_step(self, data):\n    return {}\n"
             "m = Own()\nm.compile('sgd', 'mse')\nm.fit(x, y)",
             ("Own.train_step", "apply_gradients"),

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
+from strategies.common.private_apis.compiled import metrics_by_output
 from strategies.common.types import Batch
 from trainers.user_code.checks import has_own_step
+from trainers.user_code.counting_metric import not_sums
 from trainers.user_code.halves import are_means, are_sums, twice
 from trainers.user_code.own_step.model_step import (
     ModelStep,
@@ -20,6 +23,7 @@ from trainers.user_code.own_step.model_step import (
 )
 from trainers.user_code.own_step.objective import OwnStep, OwnUpdate, passes_of
 from trainers.user_code.own_step.observation import Observed, observe
+from trainers.user_code.probe import probe
 from trainers.user_code.state_remark import normalizes_batches
 
 
@@ -142,7 +146,7 @@ def _probed(
     metrics = [
         dataclasses.replace(
             own,
-            is_per_batch=_is_per_batch(model, own, changes),
+            is_per_batch=_is_per_batch(model, own, changes, few),
             gets_sums=_gets_sums(own, combined_changes),
         )
         for own, changes, combined_changes in zip(
@@ -171,7 +175,7 @@ def _metrics_of(model: keras.Model) -> Sequence[OwnMetric]:
 
 
 def _is_per_batch(
-    model: keras.Model, own: OwnMetric, changes: Sequence[np.ndarray]
+    model: keras.Model, own: OwnMetric, changes: Sequence[np.ndarray], few: Batch
 ) -> bool:
     """Returns whether a metric counts batches; False if it counts examples.
 
@@ -189,10 +193,29 @@ def _is_per_batch(
     if normalizes_batches(model) and type(own.metric).__module__.startswith("keras."):
         # What it counts, such as AUC, are predictions that differ in a half of a batch.
         return False
-    raise UsageError(
-        f"the metric {own.metric.name!r} keeps numbers that are not sums over "
-        "examples, so that replicas cannot add theirs: leave it out, and use it on the "
-        "trained model."
+    raise UsageError(not_sums(own.metric.name, *_compared(model, own.metric, few)))
+
+
+def _compared(
+    model: keras.Model, metric: keras.metrics.Metric, few: Batch
+) -> tuple[Any, ...]:
+    """Returns the labels and predictions that a compiled metric gets; () for another.
+
+    A model with a step of its own may have no outputs that are predictions of labels.
+    """
+    try:
+        labels, predictions, _ = probe(model, few)
+        compiled = metrics_by_output(None, None, None, labels, predictions, model)
+    # The message does without the shapes then.
+    except Exception:
+        return ()
+    return next(
+        (
+            one.of_output(labels, predictions)
+            for one in compiled
+            if one.metric is metric
+        ),
+        (),
     )
 
 
