@@ -25,35 +25,40 @@ _STRATEGIES = (
     (tf.distribute.experimental, ("CentralStorageStrategy", *_OF_CLUSTERS)),
 )
 
-# Functions of `tf.config` that raise an error once TensorFlow has started, as it has
-# before a program runs, and the reason why they can be left out.
+# Functions that raise an error once TensorFlow has started, as it has before a program
+# runs, or undo what a run has set up, and the reason why they can be left out.
 _HAS_STARTED = "TensorFlow has started before the program"
 _BY_DEVICES = f"{_HAS_STARTED}; --devices chooses them"
+_BY_GROWTH = f"{_HAS_STARTED}; --memory_growth sets it"
+_BY_TENSORFLOW = "--strategy distributes with TensorFlow"
 _SETTINGS: Mapping[str, str] = {
-    "set_visible_devices": _BY_DEVICES,
-    "set_logical_device_configuration": _BY_DEVICES,
-    "threading.set_inter_op_parallelism_threads": (
+    "tf.config.set_visible_devices": _BY_DEVICES,
+    "tf.config.set_logical_device_configuration": _BY_DEVICES,
+    "tf.config.threading.set_inter_op_parallelism_threads": (
         f"{_HAS_STARTED}; --set=threads.inter_op_threads sets them"
     ),
-    "threading.set_intra_op_parallelism_threads": (
+    "tf.config.threading.set_intra_op_parallelism_threads": (
         f"{_HAS_STARTED}; --set=threads.intra_op_threads sets them"
     ),
-    "experimental.set_memory_growth": f"{_HAS_STARTED}; --memory_growth sets it",
-    "experimental.set_visible_devices": _BY_DEVICES,
-    "experimental.set_virtual_device_configuration": _BY_DEVICES,
+    "tf.config.experimental.set_memory_growth": _BY_GROWTH,
+    "tf.config.experimental.set_visible_devices": _BY_DEVICES,
+    "tf.config.experimental.set_virtual_device_configuration": _BY_DEVICES,
     # It forbids tf.timestamp, by which steps are timed.
-    "experimental.enable_op_determinism": (
+    "tf.config.experimental.enable_op_determinism": (
         "steps are timed by an operation that it forbids. On CPUs runs are equal to "
         "the bit without it"
     ),
+    # Keras would be imported anew, with a `fit` that is not taken over.
+    "keras.config.set_backend": _BY_TENSORFLOW,
 }
+_PACKAGES = {"tf": tf, "keras": keras}
 
 # Variables of the environment that TensorFlow and Keras have read before a program
 # runs, the value of each that changes nothing, and the reason for the others.
 _VARIABLES: Mapping[str, tuple[str | None, str]] = {
     "CUDA_VISIBLE_DEVICES": (None, _BY_DEVICES),
-    "TF_FORCE_GPU_ALLOW_GROWTH": (None, f"{_HAS_STARTED}; --memory_growth sets it"),
-    "KERAS_BACKEND": ("tensorflow", "--strategy distributes with TensorFlow"),
+    "TF_FORCE_GPU_ALLOW_GROWTH": (None, _BY_GROWTH),
+    "KERAS_BACKEND": ("tensorflow", _BY_TENSORFLOW),
     "TF_USE_LEGACY_KERAS": ("0", "Keras 3 trains"),
 }
 
@@ -124,9 +129,9 @@ def settings_left_out(warn: Warn) -> Iterator[None]:
                 replaced(place, names, lambda name, _: _stand_in(name, warn))
             )
         for path, reason in _SETTINGS.items():
-            module, _, name = path.rpartition(".")
-            place = getattr(tf.config, module) if module else tf.config
-            words = f"the program calls tf.config.{path}, which has no effect: {reason}"
+            package, *modules, name = path.split(".")
+            place = functools.reduce(getattr, modules, _PACKAGES[package])
+            words = f"the program calls {path}, which has no effect: {reason}"
             function = functools.partial(_without_effect, warn, words)
             block.enter_context(replaced(place, [name], function))
         yield

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 
@@ -21,7 +21,7 @@ import keras
 import tensorflow.saved_model as saved_model
 
 from strategies.common.errors import UsageError
-from strategies.common.private_apis.replaced import replaced
+from strategies.common.private_apis.replaced import replaced, replaced_fit_of_keras_2
 from strategies.common.text import shown
 from trainers.user_code import failure_of, subject_of_program
 
@@ -46,12 +46,23 @@ def replaced_fit(fit: Callable[..., Any], writes: bool) -> Iterator[None]:
 
     with contextlib.ExitStack() as block:
         block.enter_context(replaced(keras.Model, ["fit"], replacement))
+        block.enter_context(replaced_fit_of_keras_2(lambda *_: _refuse_keras_2))
         if not writes:
             folder = block.enter_context(tempfile.TemporaryDirectory())
             elsewhere = functools.partial(_elsewhere, folder, {})
             for place, names in (*_WRITERS, *_READERS):
                 block.enter_context(replaced(place, names, elsewhere))
         yield
+
+
+def _refuse_keras_2(model: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    """Stands for `fit` of Keras 2, which would train without the strategy."""
+    module = next(c.__module__ for c in type(model).__mro__ if c.__name__ == "Model")
+    package = module.partition(".src.")[0].removesuffix(".engine.training")
+    remedy = "import keras, which is Keras 3, in its place"
+    if os.environ.get("TF_USE_LEGACY_KERAS", "0") not in ("", "0"):
+        remedy += " and start it without TF_USE_LEGACY_KERAS"
+    raise UsageError(f"the program calls fit of Keras 2 ({package}): {remedy}.")
 
 
 _WRITERS = (

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+import functools
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import tensorflow as tf
@@ -42,3 +47,57 @@ def after_cleared_sessions(function: Callable[[], Any]) -> Iterator[None]:
 
     with replaced(tf.compat.v1, ["reset_default_graph"], with_function):
         yield
+
+
+# Modules that define `Model` of Keras 2: of its own package, and of TensorFlow's copy.
+_OF_KERAS_2 = (
+    "tf_keras.src.engine.training",
+    "tensorflow.python.keras.engine.training",
+)
+
+
+@contextlib.contextmanager
+def replaced_fit_of_keras_2(
+    replacement: Callable[[str, Any], Any],
+) -> Iterator[None]:
+    """Replaces `fit` of the models of Keras 2 in the block.
+
+    Keras 2 is imported by a program or not at all, because that takes a second.
+    """
+    with contextlib.ExitStack() as block:
+
+        def replace(module: ModuleType) -> None:
+            block.enter_context(replaced(module.Model, ["fit"], replacement))
+
+        finder = _Finder(replace)
+        for name in _OF_KERAS_2:
+            if name in sys.modules:
+                replace(sys.modules[name])
+        sys.meta_path.insert(0, finder)
+        block.callback(sys.meta_path.remove, finder)
+        yield
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Calls a function with each module that defines `Model`, once it is imported."""
+
+    def __init__(self, function: Callable[[ModuleType], None]):
+        self._function = function
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Finds the module as Python does."""
+        if name not in _OF_KERAS_2:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            execute = functools.partial(self._execute, spec.loader.exec_module)
+            spec.loader.exec_module = execute  # type: ignore[method-assign]
+        return spec
+
+    def _execute(
+        self, execute: Callable[[ModuleType], None], module: ModuleType
+    ) -> None:
+        execute(module)
+        self._function(module)

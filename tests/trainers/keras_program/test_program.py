@@ -138,6 +138,7 @@ def test_what_flags_decide_is_left_out_of_a_program(
     os.environ["TF_USE_LEGACY_KERAS"] = "0"
     tf.config.threading.set_intra_op_parallelism_threads(2)
     tf.config.set_visible_devices([], "GPU")
+    keras.config.set_backend("jax")
     tf.config.experimental.enable_op_determinism()
     for own in (
         tf.distribute.MirroredStrategy(),
@@ -170,6 +171,7 @@ def test_what_flags_decide_is_left_out_of_a_program(
     settings = [line for line in done.stderr.splitlines() if "tf.config." in line]
     assert len(settings) == 3, done.stderr
     assert all("which has no effect" in line for line in settings)
+    assert done.stderr.count("keras.config.set_backend, which has no effect") == 1
     assert "--set=threads.intra_op_threads" in done.stderr
     assert done.stderr.count("run_eagerly=True") == 1
     for words in ("KERAS_BACKEND=jax", "CUDA_VISIBLE_DEVICES=1"):
@@ -449,6 +451,13 @@ def test_epochs_are_counted_as_the_program_counts_them(tmp_path: pathlib.Path) -
             ("EarlyStopping'", "with parentheses"),
         ),
         further("model.fit(x, y, epochs=0)", ("for an epoch or more",)),
+        (
+            # TensorFlow's own copy of Keras 2, as old programs import it.
+            "from tensorflow.python.keras.models import Sequential\n"
+            "from tensorflow.python.keras.layers import Dense\n"
+            "m = Sequential([Dense(1)])\nm.compile('sgd', 'mse')\nm.fit(x, y)",
+            ("train.py, line 13", "fit of Keras 2", "import keras"),
+        ),
         (
             "model.trainable = False\nmodel.compile('sgd', 'mse')\nmodel.fit(x, y)",
             ("error: --script=", "train.py has no weights to train"),

@@ -122,3 +122,24 @@ def test_backups_of_keras_have_no_effect_and_a_warning_says_so(
     assert "found [0, 1] False" in done.stdout
     assert done.stderr.count("BackupAndRestore") == 1
     assert "--resume=auto" in done.stderr
+
+
+def test_fit_of_the_package_tf_keras_is_refused_before_it_trains(
+    tmp_path: pathlib.Path,
+) -> None:
+    """The package here has of Keras 2 only the class, in the module that defines it."""
+    package = tmp_path / "tf_keras" / "src" / "engine"
+    package.mkdir(parents=True)
+    (package / "training.py").write_text(
+        "class Model:\n    def fit(self):\n        print('trained')\n"
+    )
+    (tmp_path / "tf_keras" / "__init__.py").write_text(
+        "from tf_keras.src.engine.training import Model\n"
+    )
+    path = _write(tmp_path, "import tf_keras\ntf_keras.Model().fit()")
+    flags = (f"--run_dir={tmp_path / 'run'}", "--strategy=mirrored")
+    done = processes.run(f"--script={path}", *flags)
+    assert done.returncode == 2, done.stdout
+    assert "trained" not in done.stdout
+    (line,) = done.stderr.splitlines()
+    assert "train.py, line 19: the program calls fit of Keras 2 (tf_keras)" in line
