@@ -140,7 +140,7 @@ def _last_place(error: BaseException) -> str | None:
         if "__autograph_generated_file" in path:
             # The message says where in the user's file.
             return "a tf.function"
-        if not path.startswith(_OF_LIBRARIES):
+        if not (path.startswith(_OF_LIBRARIES) or _ELSEWHERE.search(path)):
             return f"{path}, line {line},"
     return None
 
@@ -151,6 +151,8 @@ _OF_LIBRARIES = (
     *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
     "<frozen",
 )
+# Packages of the system, of a user, or of another environment that this one sees.
+_ELSEWHERE = re.compile(r"/(?:site|dist)-packages/")
 
 
 def ended(what: str, error: SystemExit) -> UsageError:

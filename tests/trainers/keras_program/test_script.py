@@ -143,3 +143,21 @@ def test_fit_of_the_package_tf_keras_is_refused_before_it_trains(
     assert "trained" not in done.stdout
     (line,) = done.stderr.splitlines()
     assert "train.py, line 19: the program calls fit of Keras 2 (tf_keras)" in line
+
+
+def test_an_error_in_a_package_elsewhere_names_the_line_of_the_program(
+    tmp_path: pathlib.Path,
+) -> None:
+    """The package is in another environment, which this one sees."""
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "elsewhere.py").write_text("def check():\n    raise KeyError('lost')\n")
+    path = _write(
+        tmp_path,
+        f"import sys\nsys.path.append({str(packages)!r})\nimport elsewhere\n"
+        "elsewhere.check()",
+    )
+    flags = (f"--run_dir={tmp_path / 'run'}", "--strategy=one_device")
+    done = processes.run(f"--script={path}", *flags)
+    assert done.returncode == 2, done.stdout
+    assert "train.py, line 21, failed (KeyError" in done.stderr
