@@ -22,10 +22,11 @@ _AROUND = re.compile(
 )
 # How TensorFlow names the type.
 OF_DOUBLES = re.compile(r"\b(?:float64|double)\b")
-# Its errors about two shapes that do not fit.
+# Its errors about two shapes that do not fit, or a size that no trace knows.
 _OF_SHAPES = re.compile(
     r"must be equal|ncompatible shapes|broadcastable|(?:annot|to) reshape|"
-    r"(?:imensions?|hapes?|izes?)\b[^`]*must match"
+    r"(?:imensions?|hapes?|izes?)\b[^`]*must match|"
+    r"convert (?:elements of \(None|a partially known TensorShape)"
 )
 
 
@@ -92,7 +93,10 @@ def failure_of(what: str, error: BaseException, is_in_step: bool = True) -> Usag
     remedy = "correct it"
     if is_in_step and _OF_SHAPES.search(words):
         # The step may be right for whole batches, as with Keras.
-        remedy += " (replicas get parts of a batch: take its size from the inputs)"
+        remedy += (
+            " (replicas get parts of a batch: take its size from the inputs, by "
+            "keras.ops.shape(inputs)[0])"
+        )
     if keras.config.floatx() == "float64" and OF_DOUBLES.search(words):
         # Some layers and metrics of Keras 3.15 take no float64, such as RandomRotation.
         remedy += ", or leave out --dtype=float64"

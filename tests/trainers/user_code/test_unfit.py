@@ -174,6 +174,16 @@ def test_a_fixed_number_of_rows_is_no_mere_error_of_the_layer() -> None:
         tf.reshape(tf.zeros([4, 4]), [8, 2, 2])
 
 
+def test_a_size_that_no_trace_knows_has_the_same_remedy() -> None:
+    @tf.function(input_signature=[tf.TensorSpec([None, 4])])
+    def sized(inputs: tf.Tensor) -> tf.Tensor:
+        return tf.random.normal((inputs.shape[0], 2))
+
+    words = r"by keras\.ops\.shape\(inputs\)\[0\]"
+    with pytest.raises(UsageError, match=words), wrap_user_errors("--script=a.py"):
+        sized(tf.zeros([4, 4]))
+
+
 def test_only_shapes_are_blamed_on_the_parts_of_a_batch() -> None:
     words = "`loss_weights` must match the number of losses, got 1 and 2."
     with pytest.raises(UsageError) as error, wrap_user_errors("--script=a.py"):
