@@ -41,7 +41,7 @@ FOREIGN_FLAGS = {"logdir", "host", "check", "upgrade", "ntasks", "distribution",
 FOREIGN_FLAGS |= {"address", "file", "tag"}
 FOREIGN_FLAGS |= {"job_name", "task_index", "num_gpus"}
 # Flags of the commands in benchmarks/ and tests/fault_injection/.
-FOREIGN_FLAGS |= {"only", "pairs", "list", "record"}
+FOREIGN_FLAGS |= {"only", "pairs", "list", "record", "repetitions"}
 
 # The reader of docs/own_models.md writes this file.
 NOT_IN_THE_REPOSITORY = {"models/tiny.py"}

@@ -93,8 +93,8 @@ class CountingMetric:
 def not_sums(name: str, labels: Any = None, predictions: Any = None) -> str:
     """Returns the message for a metric that does not add up over examples.
 
-    Labels and predictions are those of its output; None if they are not known. Of
-    labels [n] and predictions [n, 1] a comparison is [n, n], without an error.
+    Labels and predictions belong to its output; None if they are not known. A
+    comparison of labels [n] and predictions [n, 1] is [n, n], without an error.
     """
     shapes, remedy = "", ""
     if labels is not None and len(labels.shape) != len(predictions.shape):

@@ -201,7 +201,7 @@ def _compared(
 ) -> tuple[Any, ...]:
     """Returns the labels and predictions that a compiled metric gets; () for another.
 
-    A model with a step of its own may have no outputs that are predictions of labels.
+    A model with its own step may have no outputs that are predictions of labels.
     """
     try:
         labels, predictions, _ = probe(model, few)
