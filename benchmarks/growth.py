@@ -254,7 +254,7 @@ def main() -> int:
     """Returns 0 once all points are measured."""
     arguments = _parse_arguments()
     words = ["--mode=predict", f"--strategies={arguments.strategies}", *_SHARED]
-    if arguments.repetitions > 1:
+    if arguments.repetitions != 1:
         words.append(f"--set=prediction.repetitions={arguments.repetitions}")
     config = flags.parse(["", *words])
     folder = arguments.folder or folder_of("growth")
@@ -262,12 +262,15 @@ def main() -> int:
     wanted = {n: [int(v) for v in getattr(arguments, n).split(",")] for n in _PART}
     with starter_of(config) as starter:
         growth = Growth(config, folder, starter)
-        minutes = 12 * arguments.repetitions
-        print(f"runs are in {folder}; the fit takes {minutes} minutes", flush=True)
+        repetitions = config.prediction.repetitions
+        print(
+            f"runs are in {folder}; the fit takes {12 * repetitions} minutes",
+            flush=True,
+        )
         fitted = growth.fit()
         points = list(growth.predicted(fitted, wanted))
         seconds = sum(_START_SECONDS + p.steps * p.predicted_seconds for p in points)
-        minutes = arguments.repetitions * seconds / 60
+        minutes = repetitions * seconds / 60
         print(f"{len(points)} points, {minutes:.0f} minutes from here", flush=True)
         content = {
             "command": " ".join(["python -m benchmarks.growth", *_without_folder()]),

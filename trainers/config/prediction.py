@@ -51,8 +51,8 @@ class PredictionConfig:
 
     repetitions: int = setting(
         1,
-        "Number of times that --mode=predict makes each short run, whose step time is "
-        "then the median: more are more certain on a machine with other work.",
+        "Number of times that --mode=predict makes each short run. Predictions use the "
+        "median step time, which is more certain on a machine with other work.",
         minimum=1,
         maximum=100,
         used_by=_OF_PREDICTIONS,
