@@ -61,6 +61,8 @@ class Traits:
         weights after the one before.
       sums_in_forward_pass: True if replicas sum within their forward pass where a layer
         asks for it, as `BatchNormalization(synchronized=True)` does.
+      reuses_traces: True if a later training of the same model may run the traced loops
+        of an earlier one.
       compiles_loop: True if XLA can compile its whole inner loop (`compile_loop`).
       exchange: Gradient exchange: `reduce_to_one`; `ring`; `all_gather`; `servers`,
         from which weights are read; or `none` without an exchange.
@@ -84,6 +86,7 @@ class Traits:
     applies_in_branches: bool = False
     updates_in_turn: bool = False
     sums_in_forward_pass: bool = False
+    reuses_traces: bool = False
     compiles_loop: bool = False
     exchange: str = "none"
     averages: tuple[str, ...] = ("gradients",)

@@ -41,6 +41,7 @@ class Mirrored(Strategy):
         matches_one_device=True,
         supports_streaming=True,
         updates_in_turn=True,
+        reuses_traces=True,
         sums_in_forward_pass=True,
         exchange="reduce_to_one",
         own_settings=("cross_device_reduction",),

@@ -34,6 +34,7 @@ class OneDevice(Strategy):
         matches_one_device=True,
         supports_streaming=True,
         updates_in_turn=True,
+        reuses_traces=True,
         compiles_loop=True,
         applies_in_branches=True,
         max_replicas=1,

@@ -57,6 +57,7 @@ class Tower(Strategy):
         averages=("gradients", "losses"),
         supports_streaming=True,
         updates_in_turn=True,
+        reuses_traces=True,
         applies_in_branches=True,
         exchange="reduce_to_one",
         summary="Towers written out: weights on one device, gradients brought there.",

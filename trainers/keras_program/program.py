@@ -21,6 +21,7 @@ from strategies.common.private_apis.replaced import after_cleared_sessions
 from strategies.common.private_apis.variables import variables_as_numbers
 from strategies.common.text import shown
 from trainers.config.config import Config
+from trainers.inputs.sources import Data
 from trainers.keras_program.callback_state import models_written_after
 from trainers.keras_program.chief_callbacks import CallbackError
 from trainers.keras_program.config_of_fit import config_of_fit
@@ -41,7 +42,8 @@ from trainers.keras_program.left_out import (
     variables_left_out,
     without_backup,
 )
-from trainers.keras_program.model import LentModel
+from trainers.keras_program.lent_model.kept_traces import KeptTraces, kept_traces
+from trainers.keras_program.lent_model.lent_model import LentModel
 from trainers.keras_program.program_variables import ProgramVariables
 from trainers.keras_program.script import failure_of_script, replaced_fit, run_script
 from trainers.loop.builder import assemble_parts
@@ -102,6 +104,8 @@ class Program:
         # Model that is being trained.
         self._model: keras.Model | None = None
         self._variables = ProgramVariables()
+        # Of the last `fit`, for the next one.
+        self._kept: KeptTraces | None = None
 
     def run(self) -> ExitCode:
         """Runs the program, and returns the exit code.
@@ -138,7 +142,7 @@ class Program:
                 settings_left_out(self._warn),
                 variables_as_numbers(),
                 self._variables.noted(),
-                after_cleared_sessions(self._set_precision),
+                after_cleared_sessions(self._begin_session),
             ):
                 run_script(self._path, arguments)
         except BaseException as error:
@@ -166,6 +170,11 @@ class Program:
                 "GradientTape are not taken over."
             )
         return ExitCode.DONE
+
+    def _begin_session(self) -> None:
+        """Begins anew after the program has cleared Keras's session."""
+        self._kept = None
+        self._set_precision()
 
     def _set_precision(self) -> None:
         """Sets the types of --dtype, which a program may clear with Keras's session."""
@@ -320,12 +329,7 @@ class Program:
                 "repeat: give its shuffle reshuffle_each_iteration=False"
             )
         config = config_of_fit(self._config, arguments, data)
-        # The program keeps its objects; the strategy makes the variables below them.
-        lent = LentModel(model, f"--script={self._path}")
-        spec = lent.spec(data, config)
-        if lent.remark is not None and self._strategy.num_replicas > 1:
-            self._warn(lent.remark)
-        parts = assemble_parts(config, self._strategy, data, spec, self._phase)
+        lent, parts = self._lend(model, config, data)
         self._num_fits += 1
         # In one process there is one value of each.
         read_in = self._variables.read_in if self._is_on_every_task else None
@@ -355,7 +359,28 @@ class Program:
             self._model = None
         # Only now, because epochs read variables of the strategy until their end.
         lent.take_back()
+        if exit_code == ExitCode.DONE:
+            self._kept = kept_traces(lent, parts)
         return epochs.callbacks.history, exit_code
+
+    def _lend(
+        self, model: keras.Model, config: Config, data: Data
+    ) -> tuple[LentModel, TrainingParts]:
+        """Makes the variables of the model those of the strategy.
+
+        The program keeps its objects; the variables below them are others.
+        """
+        kept, self._kept = self._kept, None
+        if kept is not None and kept.are_of(model, config, data):
+            return kept.lent, kept.assemble(config, data, self._phase)
+        # Its variables are not in memory beside those of the next model.
+        del kept
+        lent = LentModel(model, f"--script={self._path}")
+        spec = lent.spec(data, config)
+        if lent.remark is not None and self._strategy.num_replicas > 1:
+            self._warn(lent.remark)
+        parts = assemble_parts(config, self._strategy, data, spec, self._phase)
+        return lent, parts
 
     def _begin_next_phase(self, parts: TrainingParts) -> None:
         step = parts.applied_steps()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 
 import keras
 
 import models
-from models.base import TrainableModel
+from models.base import Build, TrainableModel
 from models.objective import Objective
 from strategies import registry
 from strategies.base import Strategy
@@ -25,7 +26,14 @@ from trainers.inputs.sources import Data
 from trainers.loop import checks
 from trainers.loop.compilation import Scope, compilation_of
 from trainers.loop.evaluation import Evaluation
-from trainers.loop.parts import ONLY_PHASE, ModelParts, Phase, RateByStep, TrainingParts
+from trainers.loop.parts import (
+    ONLY_PHASE,
+    LoopParts,
+    ModelParts,
+    Phase,
+    RateByStep,
+    TrainingParts,
+)
 from trainers.loop.precision import check_precision, follow_floatx, set_precision
 from trainers.loop.replica_step import replica_step, shared_tables
 from trainers.model.gradient_accumulation import check_accumulable
@@ -100,14 +108,10 @@ def assemble_parts(
       UsageError: The settings, the strategy, the data and the model do not fit
         together.
     """
-    checks.check_batch_size(config, strategy, data)
-    checks.check_files(strategy, data)
-    order = _order(config, data, phase)
+    order = _checked_order(config, strategy, data, phase)
     # Epochs can only be converted to steps once the number of examples is known.
     train_steps = _train_steps(config, order)
     model_parts = build_model_parts(config, strategy, data, spec, train_steps)
-    # A checkpoint that is restored later overwrites it.
-    model_parts.step.assign(phase.first_step)
     first, after = phase.first_step, phase.first_step + 1
     batches = batches_of(data.train, order, first, after, augment=data.augment)
     model, objective = model_parts.model, model_parts.objective
@@ -122,14 +126,10 @@ def assemble_parts(
         compiled_config, strategy, jit_compile=compilation.scope is Scope.REPLICA
     )
     compile_with = strategy.compile_loop if is_loop else strategy.compile
-    parts = TrainingParts(
+    loops = LoopParts(
         **vars(model_parts),
-        compilation=compilation,
-        config=config,
         strategy=strategy,
-        data=data,
-        order=order,
-        train_steps=phase.first_step + train_steps,
+        compilation=compilation,
         loop_function=compile_with(
             replica_step(train_step, model_parts, config, strategy),
             model_parts.update(
@@ -137,23 +137,72 @@ def assemble_parts(
                 shared_tables(train_step, model_parts, compiled_config, strategy, data),
             ),
         ),
-        evaluation=Evaluation(
-            strategy,
-            model_parts.eval_step(),
-            data.evaluation,
-            config.report.eval_global_batch_size,
-            model_parts.logs,
-        ),
-        # Called later for exports, outside of the strategy's scope.
-        rebuild=lambda: _build(config, data, spec),
-        phase=phase.number,
+        evaluation_loop=strategy.compile(model_parts.eval_step(), update=None),
     )
+    parts = _with_data(loops, config, data, order, spec.build, phase)
     if compilation.scope is Scope.REPLICA:
         checks.check_compilable(parts, train_step)
     return parts
 
 
-def _order(config: Config, data: Data, phase: Phase) -> Order:
+def assemble_again(
+    loops: LoopParts, config: Config, data: Data, build: Build, phase: Phase
+) -> TrainingParts:
+    """Assembles a further training of a model, with the loops of an earlier one.
+
+    The model keeps its compiled optimizer.
+
+    Args:
+      loops: Parts of the earlier training, whose variables have the present values.
+      config: Configuration, equal apart from the length.
+      data: Data of the same shapes and types.
+      build: Function that builds the model.
+      phase: Number of the training, and its first step.
+
+    Raises:
+      UsageError: The settings, the strategy and the data do not fit together.
+    """
+    order = _checked_order(config, loops.strategy, data, phase)
+    scale = loops.learning_rate_scale
+    rate = _rate_of_compiled(loops.optimizer, loops.objective, scale)
+    loops = dataclasses.replace(loops, learning_rate=rate)
+    return _with_data(loops, config, data, order, build, phase)
+
+
+def _with_data(
+    loops: LoopParts,
+    config: Config,
+    data: Data,
+    order: Order,
+    build: Build,
+    phase: Phase,
+) -> TrainingParts:
+    # A checkpoint that is restored later overwrites it.
+    loops.step.assign(phase.first_step)
+    return TrainingParts(
+        **vars(loops),
+        config=config,
+        data=data,
+        order=order,
+        train_steps=phase.first_step + _train_steps(config, order),
+        evaluation=Evaluation(
+            loops.strategy,
+            loops.evaluation_loop,
+            data.evaluation,
+            config.report.eval_global_batch_size,
+            loops.logs,
+        ),
+        # Called later for exports, outside of the strategy's scope.
+        rebuild=lambda: _build(config, data, build),
+        phase=phase.number,
+    )
+
+
+def _checked_order(
+    config: Config, strategy: Strategy, data: Data, phase: Phase
+) -> Order:
+    checks.check_batch_size(config, strategy, data)
+    checks.check_files(strategy, data)
     return Order(
         num_examples=data.train.num_examples,
         global_batch_size=config.length.global_batch_size,
@@ -245,13 +294,9 @@ def _make_optimizer(
 ) -> tuple[keras.optimizers.Optimizer, RateByStep]:
     """Returns the optimizer with its variables, and its learning rate."""
     if compiled is not None:
-        # An earlier `fit` has applied them.
-        num_before = num_updates(compiled)
-        calls = objective.calls_of_first if isinstance(objective, OwnStep) else 1
+        rate_by_step = _rate_of_compiled(compiled, objective, scale)
         adopt_optimizer(compiled, model, scale.times)
-        return compiled, lambda step: float(
-            scale.times(rate_of(compiled, num_before + calls * step))
-        )
+        return compiled, rate_by_step
     size = config.length.global_batch_size
     is_number = config.optimizer.is_constant and not config.guard.rolls_back
     if config.model.callbacks is not None and is_number:
@@ -263,6 +308,19 @@ def _make_optimizer(
     return build_optimizer(config.optimizer, learning_rate, model), learning_rate
 
 
+def _rate_of_compiled(
+    optimizer: keras.optimizers.Optimizer,
+    objective: Objective,
+    scale: LearningRateScale,
+) -> RateByStep:
+    # An earlier `fit` has applied them.
+    num_before = num_updates(optimizer)
+    calls = objective.calls_of_first if isinstance(objective, OwnStep) else 1
+    return lambda step: float(
+        scale.times(rate_of(optimizer, num_before + calls * step))
+    )
+
+
 def _build_model(
     config: Config, strategy: Strategy, data: Data, spec: TrainableModel
 ) -> tuple[keras.Model, Objective]:
@@ -272,7 +330,7 @@ def _build_model(
     if config.model.script is None:
         keras.utils.set_random_seed(config.run.seed)
     with strategy.scope(), _refused():
-        model = _build(config, data, spec)
+        model = _build(config, data, spec.build)
         if config.model.initial_weights is not None:
             load_initial_weights(config.model.initial_weights, model)
         if config.model.perturb_initial_weights:
@@ -284,9 +342,9 @@ def _build_model(
         return model, spec.objective(model, config.optimizer.label_smoothing)
 
 
-def _build(config: Config, data: Data, spec: TrainableModel) -> keras.Model:
+def _build(config: Config, data: Data, build: Build) -> keras.Model:
     """Builds the model, with ballast if it is wanted."""
-    model = spec.build(data, config.model)
+    model = build(data, config.model)
     if config.model.ballast:
         # One weight for each parameter server, so that every server holds a part.
         add_ballast(model, config.strategy.num_ps or 1)

@@ -13,7 +13,7 @@ import numpy as np
 
 from models.objective import add_steps
 from strategies.base import Strategy
-from strategies.common.types import BoundedInput, ReplicaFunction
+from strategies.common.types import BoundedInput, LoopFunction
 from trainers.inputs.any_batches import batches_of
 from trainers.inputs.shuffling import Order
 from trainers.inputs.sources import Source
@@ -53,12 +53,13 @@ class Evaluation:
       num_examples: Number of held-out examples; not to be run with none.
       num_steps: Number of their batches.
       batches: Batches of them, in the order of the source.
+      run_steps: Loop of the strategy over them.
     """
 
     def __init__(
         self,
         strategy: Strategy,
-        eval_step: ReplicaFunction,
+        run_steps: LoopFunction,
         source: Source,
         global_batch_size: int,
         results: Callable[[Mapping[str, Any]], dict[str, Any]],
@@ -67,7 +68,7 @@ class Evaluation:
 
         Args:
           strategy: Strategy that divides batches among its replicas.
-          eval_step: Step that computes the sums of one replica's rows.
+          run_steps: Loop of the strategy that sums over replicas, without an update.
           source: Examples to evaluate on.
           global_batch_size: Examples per step, over all replicas.
           results: Function from sums over all examples to the loss and metrics.
@@ -87,7 +88,7 @@ class Evaluation:
             source, order, 0, self.num_steps, repeats=self._stays_open
         )
         self._opened: Any = None
-        self._run_steps = strategy.compile(eval_step, update=None)
+        self.run_steps = run_steps
 
     def run(
         self, on_batch: BatchObserver | None = None, batches_per_call: int = 1
@@ -117,7 +118,7 @@ class Evaluation:
                 count = min(count, batches.steps_left())
             if on_batch and not step % most:
                 on_batch(step, None)
-            results = self._run_steps(batches, count).fetch()
+            results = self.run_steps(batches, count).fetch()
             summed = dict(results.sums)
             table = summed.pop(CONFUSION, None)
             if table is not None:
@@ -137,7 +138,7 @@ class Evaluation:
 
     def num_traces(self) -> int:
         """Returns the number of traces of the inner loop."""
-        return self._run_steps.num_traces()
+        return self.run_steps.num_traces()
 
 
 def _is_small(source: Source) -> bool:

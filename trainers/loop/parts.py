@@ -161,32 +161,48 @@ ONLY_PHASE = Phase()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainingParts(ModelParts):
+class LoopParts(ModelParts):
+    """Model and loops of a training, apart from its data.
+
+    Attributes:
+      strategy: Strategy with its devices.
+      loop_function: Inner training loop, not traced before its first training.
+      evaluation_loop: Loop that sums over held-out examples, as `loop_function`.
+      compilation: Decision about what XLA compiles of the training.
+    """
+
+    strategy: Strategy
+    loop_function: LoopFunction
+    evaluation_loop: LoopFunction
+    compilation: Compilation
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingParts(LoopParts):
     """Parts of a run, ready to train or evaluate.
 
     Attributes:
       config: Configuration that the parts are made from.
-      strategy: Strategy with its devices.
       data: Training and held-out examples.
       order: Order of the training examples.
       train_steps: Number of applied updates at the end of the run.
-      loop_function: Inner training loop, not traced yet.
-      evaluation: Evaluation on the held-out examples, not traced yet.
-      compilation: Decision about what XLA compiles of the training.
+      evaluation: Evaluation on the held-out examples.
       rebuild: Function that builds the model again, outside of the strategy.
       phase: Number of the call of `fit` that a program trains with, from 1.
     """
 
     config: Config
-    strategy: Strategy
     data: Data
     order: Order
     train_steps: int
-    loop_function: LoopFunction
     evaluation: Evaluation
-    compilation: Compilation
     rebuild: Callable[[], keras.Model]
     phase: int = 1
+
+    def loops(self) -> LoopParts:
+        """Returns the parts without the data."""
+        names = [field.name for field in dataclasses.fields(LoopParts)]
+        return LoopParts(**{name: getattr(self, name) for name in names})
 
     def results(self, sums: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the loss and metrics from sums over training steps, as in `fit`."""

@@ -50,6 +50,7 @@ class CompiledObjective:
       classes: Classes of examples; None where the model is no classifier.
       compiled: The arguments of `compile` that it was made from.
       weighs_rows: True if examples have unequal weights in the mean of a loss.
+      outputs: Tensors of the shapes of the model's outputs; None if unknown.
       fit_model: Model of a program, of which all is reported as in `fit`: the losses
         of outputs are means over batches, and its metrics keep their values. None
         without a program.
@@ -60,6 +61,7 @@ class CompiledObjective:
     classes: ClassPredictionsFunction | None
     compiled: AsCompiled | None
     weighs_rows: bool = False
+    outputs: Any = None
     fit_model: keras.Model | None = None
     # Not a field: see `Objective`.
     has_layer_losses = False

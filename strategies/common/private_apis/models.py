@@ -31,14 +31,21 @@ def trained_as_traced(model: keras.Model) -> Iterator[None]:
     `make_train_function`).
     """
     now = [(layer, layer.trainable) for layer in flat_layers(model)]
-    # `compile` makes another object.
-    first = vars(model._compile_config).setdefault("first_trained", now)
+    first = vars(compiled_state(model)).setdefault("first_trained", now)
     changed = [(layer, flag) for layer, flag in first if layer.trainable != flag]
     _set_trainable(changed)
     try:
         yield
     finally:
         _set_trainable((layer, not flag) for layer, flag in changed)
+
+
+def compiled_state(model: keras.Model) -> Any:
+    """Returns an object of a compiled model, which `compile` makes anew.
+
+    keras/src/trainers/trainer.py, `compile`.
+    """
+    return model._compile_config
 
 
 def _set_trainable(flags: Iterable[tuple[keras.layers.Layer, bool]]) -> None:

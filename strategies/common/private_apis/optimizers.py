@@ -84,6 +84,15 @@ def build_optimizer_anew(
         make_anew(variable)
     if not optimizer.built:
         optimizer.build(list(weights))
+    find_weights_again(optimizer)
+
+
+def find_weights_again(optimizer: keras.optimizers.Optimizer) -> None:
+    """Makes a built optimizer know its weights by the present variables below them.
+
+    These are of this scope, and so are the variables below the optimizer's own.
+    """
+    optimizer._distribution_strategy = tf.distribute.get_strategy()
     optimizer._trainable_variables_indices = {
         optimizer._var_key(weight): index
         for index, weight in enumerate(weights_of(optimizer))

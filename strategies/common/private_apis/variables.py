@@ -51,17 +51,26 @@ def lend_variables(variables: Sequence[keras.Variable]) -> Callable[[], None]:
     Args:
       variables: Keras variables that belong to no strategy.
     """
-    former = [variable._value for variable in variables]
+    give_back = put_back_later(variables)
     for variable in variables:
         make_anew(variable)
-
-    def give_back() -> None:
-        for variable, owned in zip(variables, former, strict=True):
-            value = variable.numpy()
-            variable._value = owned
-            owned.assign(value)
-
     return give_back
+
+
+def put_back_later(variables: Sequence[keras.Variable]) -> Callable[[], None]:
+    """Returns a function that puts the present `tf.Variable`s back, with later values.
+
+    They get the values that the Keras variables have when the function is called.
+    """
+    below = [variable._value for variable in variables]
+
+    def put_back() -> None:
+        for variable, former in zip(variables, below, strict=True):
+            value = variable.numpy()
+            variable._value = former
+            former.assign(value)
+
+    return put_back
 
 
 def move_variable(variable: keras.Variable, device: str) -> None:

@@ -12,6 +12,7 @@ from strategies.common.errors import UsageError
 from strategies.common.private_apis.optimizers import (
     build_optimizer_anew,
     count_atomically,
+    find_weights_again,
     scale_learning_rate,
     stop_reducing_gradients,
     weights_of,
@@ -71,10 +72,28 @@ def adopt_optimizer(
                 f"than {', '.join(unknown)}: compile the model with a new optimizer."
             )
         build_optimizer_anew(part, variables)
-        # The strategy has already summed the gradients; Keras would sum them again.
-        stop_reducing_gradients(part)
-        count_atomically(part)
-        scale_learning_rate(part, scaled)
+        _apply_as_given(part, scaled)
+
+
+def adopt_again(
+    optimizer: keras.optimizers.Optimizer, scaled: Callable[[Any], Any]
+) -> None:
+    """Makes an optimizer of `adopt_optimizer` train again, in the strategy's scope.
+
+    The strategy's variables are below its own and below its weights again.
+    """
+    for part, _ in parts_of(optimizer, []):
+        find_weights_again(part)
+        _apply_as_given(part, scaled)
+
+
+def _apply_as_given(
+    optimizer: keras.optimizers.Optimizer, scaled: Callable[[Any], Any]
+) -> None:
+    # The strategy has already summed the gradients; Keras would sum them again.
+    stop_reducing_gradients(optimizer)
+    count_atomically(optimizer)
+    scale_learning_rate(optimizer, scaled)
 
 
 def update_where_variables_are(optimizer: keras.optimizers.Optimizer) -> None:

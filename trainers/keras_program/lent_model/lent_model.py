@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 import tensorflow as tf
@@ -21,10 +21,11 @@ from strategies.common.private_apis.optimizers import (
     reduce_gradients_again,
     schedule_of,
 )
-from strategies.common.private_apis.variables import lend_variables
+from strategies.common.private_apis.variables import lend_variables, put_back_later
 from strategies.common.types import Batch
 from trainers.config.config import Config
 from trainers.inputs.sources import Data
+from trainers.model.optimizers.build import adopt_again
 from trainers.model.optimizers.loss_scale import wrapper_of
 from trainers.model.optimizers.several import SeveralOptimizers, inner_of, parts_of
 from trainers.user_code import PerBatchError, wrap_user_errors
@@ -63,6 +64,9 @@ class LentModel:
         self.remark: str | None = None
         self._flag = flag
         self._give_back: Callable[[], None] | None = None
+        # Puts back what the strategy has made for an earlier `fit`.
+        self._put_back: Callable[[], None] = _refuse_to_lend_again
+        self._functions = _Functions(model)
         self._frozen: list[keras.Variable] = []
         self._scale_factors: list[tuple[keras.optimizers.Optimizer, float | None]] = []
         # Losses are scaled by the training loop, which repeats an overflowing step.
@@ -78,21 +82,7 @@ class LentModel:
             rows = fixed_rows(self.model, few().features)
         if rows is not None:
             few = functools.cache(lambda: few_examples(data.to_look_at, rows))
-
-        def build(data: Examples, settings: Settings) -> keras.Model:
-            del data, settings
-            with wrap_user_errors(self._flag):
-                return self._lend()
-
-        compiled = CustomModel(
-            build=build,
-            loss=None,
-            metrics=None,
-            few=few,
-            data=data,
-            flag=self._flag,
-            is_of_program=True,
-        )
+        compiled = self.as_compiled(data, few)
         objective = None
         with wrap_user_errors(self._flag):
             check_states(self.model)
@@ -125,15 +115,33 @@ class LentModel:
         if calls_others and not chosen.built:
             # Outside of a strategy, because the optimizers that it calls were made so.
             chosen.build(self.model.trainable_variables)
-        for optimizer, _ in parts_of(self._optimizer, []):
-            # It divides gradients of a loss that nothing here multiplies by it.
-            self._scale_factors.append((optimizer, optimizer.loss_scale_factor))
-            optimizer.loss_scale_factor = None
+        self._prepare()
         return dataclasses.replace(
             compiled,
             compiled_optimizer=self._chosen_optimizer(config),
             own_objective=objective,
         )
+
+    def as_compiled(self, data: Data, few: Callable[[], Batch]) -> CustomModel:
+        """Returns a description of the model as it is compiled.
+
+        `few` is a function that returns a few examples of the data.
+        """
+        return CustomModel(
+            build=self.build,
+            loss=None,
+            metrics=None,
+            few=few,
+            data=data,
+            flag=self._flag,
+            is_of_program=True,
+        )
+
+    def build(self, data: Examples, settings: Settings) -> keras.Model:
+        """Returns the model, or a copy while it trains, with variables of the scope."""
+        del data, settings
+        with wrap_user_errors(self._flag):
+            return self._lend()
 
     def _is_per_batch(self, compiled: CustomModel) -> bool:
         """Returns whether a loss or metric of the program's own is of whole batches.
@@ -161,8 +169,16 @@ class LentModel:
         self._frozen = [
             v for v in self.model.trainable_variables if id(v) not in trained
         ]
+
+    def _prepare(self) -> None:
+        """Changes what `take_back` restores."""
         for variable in self._frozen:
             variable.trainable = False
+        self._scale_factors = []
+        for optimizer, _ in parts_of(self._optimizer, []):
+            # It divides gradients of a loss that nothing here multiplies by it.
+            self._scale_factors.append((optimizer, optimizer.loss_scale_factor))
+            optimizer.loss_scale_factor = None
 
     def _chosen_optimizer(self, config: Config) -> keras.optimizers.Optimizer | None:
         """Returns the compiled optimizer; None if a flag chooses another one."""
@@ -192,31 +208,33 @@ class LentModel:
         for optimizer, _ in parts_of(self._optimizer, []):
             keep_excluded_from_weight_decay(optimizer, self.model.variables)
         self._give_back = lend_variables(self.model.variables)
-        self._forget_traces()
+        self._functions.exchange()
         return self.model
 
-    def _forget_traces(self) -> None:
-        """Has Keras trace `predict` and others anew, with the present variables.
+    def lend_again(self, config: Config, scaled: Callable[[Any], Any]) -> None:
+        """Puts the variables of the last `fit` back, with the program's present values.
 
-        A callback that predicts in a second `fit` would use variables of the first.
+        This is in the scope of the strategy that has made them. `scaled` is a function
+        from a learning rate to that of a step.
         """
-        for layer in [self.model, *flat_layers(self.model)]:
-            if isinstance(layer, keras.Model):
-                layer.train_function = layer.test_function = None
-                layer.predict_function = None
+        # A given rate holds for every `fit`.
+        self._chosen_optimizer(config)
+        self._prepare()
+        self._give_back = put_back_later(self.model.variables)
+        self._put_back()
+        self._functions.exchange()
+        adopt_again(self._optimizer, scaled)
 
     def take_back(self) -> None:
         """Gives the trained values to the program, outside of a strategy's scope."""
         if self._give_back is None:
             return
+        self._put_back = put_back_later(self.variables())
         # First the weights: the optimizer finds its variables by theirs.
         self._give_back()
         self._give_back = None
-        self._forget_traces()
-        weights = self.model.trainable_variables
-        wrapper = wrapper_of(self.model)
-        wrapping = [] if wrapper is None else [(wrapper, weights)]
-        for optimizer, variables in (*wrapping, *parts_of(self._optimizer, weights)):
+        self._functions.exchange()
+        for optimizer, variables in self._with_variables():
             if optimizer.built:
                 build_optimizer_anew(optimizer, variables)
             reduce_gradients_again(optimizer)
@@ -224,6 +242,50 @@ class LentModel:
             optimizer.loss_scale_factor = factor
         for variable in self._frozen:
             variable.trainable = True
+
+    def variables(self) -> list[keras.Variable]:
+        """Returns the variables of the model and of its optimizers, each once."""
+        of_optimizers = [v for one in self.optimizers() for v in one.variables]
+        every = [*self.model.variables, *of_optimizers]
+        return list({id(variable): variable for variable in every}.values())
+
+    def optimizers(self) -> list[keras.optimizers.Optimizer]:
+        """Returns all optimizers that train the model, also those inside of another."""
+        return [optimizer for optimizer, _ in self._with_variables()]
+
+    def _with_variables(self) -> list[tuple[keras.optimizers.Optimizer, Any]]:
+        """Returns all optimizers, each with the variables that it updates."""
+        weights = self.model.trainable_variables
+        wrapper = wrapper_of(self.model)
+        wrapping = [] if wrapper is None else [(wrapper, weights)]
+        return [*wrapping, *parts_of(self._optimizer, weights)]
+
+
+def _refuse_to_lend_again() -> NoReturn:
+    raise ValueError("the model was not lent before: build it from its description")
+
+
+class _Functions:
+    """Functions that Keras has traced, such as that of `predict`.
+
+    A function has the variables of its trace: those of the program, or during a `fit`
+    those of the strategy.
+    """
+
+    def __init__(self, model: keras.Model):
+        self._model = model
+        self._others: dict[int, tuple[Any, Any]] = {}
+
+    def exchange(self) -> None:
+        """Puts those of the other variables in place; None where none was traced."""
+        others, self._others = self._others, {}
+        for layer in flat_layers(self._model):
+            if isinstance(layer, keras.Model):
+                self._others[id(layer)] = layer.test_function, layer.predict_function
+                test, predict = others.get(id(layer), (None, None))
+                layer.test_function, layer.predict_function = test, predict
+                # An optimizer has other variables after each `fit`.
+                layer.train_function = None
 
 
 def _keeps_metrics(model: keras.Model) -> bool:

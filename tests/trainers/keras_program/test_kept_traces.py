@@ -1,0 +1,230 @@
+"""Calls of `fit` in a loop: one trace for all, as in Keras, and the same training."""
+
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+import pytest
+
+from tests import processes
+from tests.markers import chosen, further
+from tests.trainers.keras_program.beside_fit import Record, assert_same, by_fit, under
+
+_BEGIN = """
+import gc
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+keras.utils.set_random_seed(0)
+x = np.random.default_rng(0).normal(size=(48, 4))
+y = x.sum(axis=1)
+calls = []
+
+
+class Noted(keras.layers.Dense):
+    factor = 1.0
+
+    def call(self, inputs):
+        calls.append(len(calls))
+        return self.factor * super().call(inputs)
+
+
+class Predict(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs):
+        logs["predicted"] = float(self.model.predict(x[:8], verbose=0).sum())
+
+
+def is_traced(*args, **kwargs):
+    before = len(calls)
+    model.fit(*args, **kwargs)
+    return len(calls) > before
+
+
+noted = Noted(3, activation="tanh")
+layers = [keras.layers.Input((4,)), noted, keras.layers.Dense(1)]
+"""
+# What a program does between two calls of `fit`.
+_LOOP = """
+optimizer = keras.optimizers.Adam(0.05, weight_decay=0.01, use_ema=True)
+optimizer.exclude_from_weight_decay(var_names=["bias"])
+model = keras.Sequential(layers)
+model.compile(optimizer, "mse", metrics=["mae"])
+settings = dict(batch_size=16, epochs=2, callbacks=[Predict()])
+for number in range(4):
+    assert is_traced(x, y, validation_data=(x[:20], y[:20]), **settings) == (not number)
+    optimizer.learning_rate = 0.04 / (number + 1)
+    model.set_weights([0.9 * weight for weight in model.get_weights()])
+    mean = np.mean((model(x)[:, 0] - y) ** 2)
+    np.testing.assert_allclose(model.evaluate(x, y, verbose=0)[0], mean, rtol=1e-6)
+    np.testing.assert_allclose(model.predict(x[:8], verbose=0), model(x[:8]))
+    if number == 1:
+        optimizer.iterations.assign(100)
+    x, y = -x, y + 0.1
+# The steps have the former one.
+noted.factor = 2.0
+settings["validation_data"] = (x[:20], y[:20])
+assert not is_traced(x, y, **settings)
+for make in "train", "test", "predict":
+    getattr(model, f"make_{make}_function")(force=True)
+assert is_traced(x, y, **settings)
+noted.factor = 3.0
+model.compile(optimizer, "mse")
+assert is_traced(x, y, **settings)
+"""
+_STRATEGIES = chosen(["one_device", "mirrored", "tower"], ["mirrored"])
+
+
+def _both(text: str, tmp_path: pathlib.Path, *flags: str) -> tuple[Record, Record]:
+    """Returns what a program records under a strategy, and by Keras's own `fit`."""
+    plain, run = tmp_path / "plain", tmp_path / "run"
+    for folder in (plain, run):
+        folder.mkdir()
+    # Histograms trace the layers once more.
+    every = "--set=report.histogram_every_steps=none"
+    return under(run, _BEGIN + text, every, *flags), by_fit(plain, _BEGIN + text)
+
+
+def _assert_same_in_all(found: Record, plain: Record) -> None:
+    assert_same(found, plain)
+    for one, other in zip(found, plain, strict=True):
+        assert one["history"].keys() == other["history"].keys()
+        for name, values in one["history"].items():
+            # Losses and metrics are counted in float32.
+            np.testing.assert_allclose(values, other["history"][name], rtol=1e-6)
+
+
+@pytest.mark.parametrize("strategy", _STRATEGIES)
+def test_a_loop_of_fits_is_traced_once(strategy: str, tmp_path: pathlib.Path) -> None:
+    found, plain = _both(_LOOP, tmp_path, f"--strategy={strategy}")
+    assert len(found) == 7
+    _assert_same_in_all(found, plain)
+
+
+# Each change makes another step.
+_CHANGES = """
+schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+model = keras.Sequential(layers)
+model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"])
+assert is_traced(x, y, batch_size=16)
+assert not is_traced(x, y, batch_size=16)
+assert is_traced(x, y, batch_size=24)
+held_out = (x[:20], y[:20])
+assert is_traced(x, y, batch_size=24, validation_data=held_out)
+settings = dict(batch_size=24, validation_data=held_out)
+assert is_traced(x, y, sample_weight=np.arange(48.0), **settings)
+settings["validation_data"] = (*held_out, np.arange(20.0))
+assert is_traced(x, y, **settings)
+model.train_on_batch(x, y)
+is_traced(x.astype("float32"), y, batch_size=24)
+data = tf.data.Dataset.from_tensor_slices((x, y))
+is_traced(data.batch(24))
+is_traced(data.repeat(2).batch(20))
+model.optimizer.learning_rate = schedule
+model.compile(model.optimizer, "mae")
+assert is_traced(x, y, batch_size=24)
+# Keras follows the former one until `compile`, which is equal here.
+equal = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+model.optimizer.learning_rate = equal
+assert is_traced(x, y, batch_size=24) or "trainers.main" not in sys.modules
+other = keras.Sequential([noted, keras.layers.Dense(1)])
+other.compile("sgd", "mse")
+other.fit(x, y, batch_size=24)
+is_traced(x, y, batch_size=24)
+other.fit(x, y, batch_size=24)
+"""
+
+
+@pytest.mark.parametrize("strategy", _STRATEGIES)
+def test_other_steps_are_traced_anew(strategy: str, tmp_path: pathlib.Path) -> None:
+    found, plain = _both(_CHANGES, tmp_path, f"--strategy={strategy}")
+    assert len(found) == 14
+    _assert_same_in_all(found, plain)
+
+
+_OWN_STEP = """
+class Own(keras.Sequential):
+    def compile(self, optimizer, second, **settings):
+        super().compile(optimizer, **settings)
+        self.second = second
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    def train_step(self, data):
+        x, y = data
+        first, last = noted.trainable_variables, self.layers[-1].trainable_variables
+        for optimizer, variables in ((self.optimizer, first), (self.second, last)):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(self(x, training=True)[:, 0] - y))
+            optimizer.apply(tape.gradient(loss, variables), variables)
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
+model = Own(layers)
+first, second = keras.optimizers.SGD(0.1, momentum=0.9), keras.optimizers.Adam(0.05)
+model.compile(first, second)
+for number in range(3):
+    assert is_traced(x, y, batch_size=16, epochs=2) == (not number)
+    second.learning_rate = 0.02
+    noted.factor = 2.0
+"""
+
+
+@pytest.mark.parametrize(
+    "strategy", ["one_device", further("mirrored"), further("tower")]
+)
+def test_a_step_of_the_models_own_is_traced_once(
+    strategy: str, tmp_path: pathlib.Path
+) -> None:
+    found, plain = _both(_OWN_STEP, tmp_path, f"--strategy={strategy}")
+    assert len(found) == 3
+    _assert_same_in_all(found, plain)
+
+
+# Layers with state: the variance of a batch is that of one device's.
+_STATE = """
+inputs = keras.Input((4,))
+hidden = keras.layers.BatchNormalization()(noted(inputs))
+model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+model.compile("adam", "mse")
+for number in range(3):
+    settings = dict(batch_size=16, validation_data=(x[:20], y[:20]))
+    assert is_traced(x, y, **settings) == (not number)
+    model.predict(x, verbose=0)
+    variance = model.layers[2].moving_variance
+    variance.assign(variance + 0.1)
+gc.collect()
+# Examples of a `fit` may take most of the memory.
+assert not [one for one in gc.get_objects() if type(one).__name__ == "ArraySource"]
+"""
+
+
+def test_values_of_layers_are_kept_and_no_examples(tmp_path: pathlib.Path) -> None:
+    found, plain = _both(_STATE, tmp_path, "--strategy=one_device")
+    _assert_same_in_all(found, plain)
+
+
+_LABELS = """
+model = keras.Sequential([*layers[:-1], keras.layers.Dense(3)])
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+model.compile("sgd", loss)
+labels = np.arange(48) % 3
+model.fit(x, labels, batch_size=16)
+model.fit(x, labels + 1, batch_size=16)
+"""
+
+
+def test_labels_of_each_fit_are_checked(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(_BEGIN + _LABELS)
+    words = (f"--script={path}", f"--run_dir={tmp_path / 'run'}")
+    done = processes.run(*words, "--strategy=one_device", folder=tmp_path)
+    assert done.returncode == 2
+    assert "has a label that is 3, and the model has 3 outputs" in done.stderr
