@@ -103,7 +103,10 @@ FLOORS = (
     ("trainers/user_code/own_step",),
     ("trainers/pipeline_parallel",),
     ("trainers/loop",),
-    ("trainers/fault_tolerance", "trainers/reporting/tracking"),
+    (
+        *("trainers/fault_tolerance", "trainers/keras_program/lent_model"),
+        "trainers/reporting/tracking",
+    ),
     ("trainers/reporting",),
     ("trainers/cli", "trainers/keras_program"),
     ("trainers/experiments",),

@@ -366,10 +366,7 @@ class Program:
     def _lend(
         self, model: keras.Model, config: Config, data: Data
     ) -> tuple[LentModel, TrainingParts]:
-        """Makes the variables of the model those of the strategy.
-
-        The program keeps its objects; the variables below them are others.
-        """
+        """Puts the strategy's variables below the program's objects, which it keeps."""
         kept, self._kept = self._kept, None
         if kept is not None and kept.are_of(model, config, data):
             return kept.lent, kept.assemble(config, data, self._phase)

@@ -268,8 +268,8 @@ def _refuse_to_lend_again() -> NoReturn:
 class _Functions:
     """Functions that Keras has traced, such as that of `predict`.
 
-    A function has the variables of its trace: those of the program, or during a `fit`
-    those of the strategy.
+    A function has the variables of its trace: the program's, or during a `fit` the
+    strategy's.
     """
 
     def __init__(self, model: keras.Model):
@@ -277,7 +277,7 @@ class _Functions:
         self._others: dict[int, tuple[Any, Any]] = {}
 
     def exchange(self) -> None:
-        """Puts those of the other variables in place; None where none was traced."""
+        """Puts the functions of the other variables in place; None for no trace."""
         others, self._others = self._others, {}
         for layer in flat_layers(self._model):
             if isinstance(layer, keras.Model):
