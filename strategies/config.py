@@ -358,7 +358,14 @@ class StrategyConfig:
             # An asynchronous update has the gradient of one replica: nothing to
             # average.
             averages=declared.averages if self.is_synchronous else (),
+            reuses_traces=declared.reuses_traces and not self._keeps_own_state,
         )
+
+    @property
+    def _keeps_own_state(self) -> bool:
+        """True if replicas have state beside the model's and the optimizer's."""
+        has_parts = self.shard_optimizer_state or self.compression is not None
+        return has_parts or self.average == "parameters" or not self.is_synchronous
 
     def num_shards(self, num_replicas: int) -> int:
         """Returns the number of shards of a global batch.

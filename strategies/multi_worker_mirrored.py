@@ -54,6 +54,7 @@ class MultiWorkerMirrored(Strategy):
         matches_one_device=True,
         supports_streaming=True,
         updates_in_turn=True,
+        reuses_traces=True,
         sums_in_forward_pass=True,
         averages=("gradients", "parameters"),
         roles=("worker",),

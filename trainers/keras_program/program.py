@@ -368,10 +368,15 @@ class Program:
     ) -> tuple[LentModel, TrainingParts]:
         """Puts the strategy's variables below the program's objects, which it keeps."""
         kept, self._kept = self._kept, None
-        if kept is not None and kept.are_of(model, config, data):
+        if kept is not None and not kept.are_of(model, config, data):
+            kept = None
+        if self._num_fits and config.strategy.traits.reuses_traces:
+            # A task that traces anew would wait for collectives of other keys.
+            word = b"" if kept is None else b"kept"
+            is_kept = all(self._strategy.messages_of_all(word))
+            kept = kept if is_kept else None
+        if kept is not None:
             return kept.lent, kept.assemble(config, data, self._phase)
-        # Its variables are not in memory beside those of the next model.
-        del kept
         lent = LentModel(model, f"--script={self._path}")
         spec = lent.spec(data, config)
         if lent.remark is not None and self._strategy.num_replicas > 1:

@@ -75,7 +75,10 @@ noted.factor = 3.0
 model.compile(optimizer, "mse")
 assert is_traced(x, y, **settings)
 """
-_STRATEGIES = chosen(["one_device", "mirrored", "tower"], ["mirrored"])
+_STRATEGIES = chosen(
+    ["one_device", "mirrored", "tower", "multi_worker_mirrored --num_workers=2"],
+    ["mirrored"],
+)
 
 
 def _both(text: str, tmp_path: pathlib.Path, *flags: str) -> tuple[Record, Record]:
@@ -99,7 +102,7 @@ def _assert_same_in_all(found: Record, plain: Record) -> None:
 
 @pytest.mark.parametrize("strategy", _STRATEGIES)
 def test_a_loop_of_fits_is_traced_once(strategy: str, tmp_path: pathlib.Path) -> None:
-    found, plain = _both(_LOOP, tmp_path, f"--strategy={strategy}")
+    found, plain = _both(_LOOP, tmp_path, *f"--strategy={strategy}".split())
     assert len(found) == 7
     _assert_same_in_all(found, plain)
 
@@ -140,7 +143,7 @@ other.fit(x, y, batch_size=24)
 
 @pytest.mark.parametrize("strategy", _STRATEGIES)
 def test_other_steps_are_traced_anew(strategy: str, tmp_path: pathlib.Path) -> None:
-    found, plain = _both(_CHANGES, tmp_path, f"--strategy={strategy}")
+    found, plain = _both(_CHANGES, tmp_path, *f"--strategy={strategy}".split())
     assert len(found) == 14
     _assert_same_in_all(found, plain)
 
@@ -183,7 +186,7 @@ for number in range(3):
 def test_a_step_of_the_models_own_is_traced_once(
     strategy: str, tmp_path: pathlib.Path
 ) -> None:
-    found, plain = _both(_OWN_STEP, tmp_path, f"--strategy={strategy}")
+    found, plain = _both(_OWN_STEP, tmp_path, *f"--strategy={strategy}".split())
     assert len(found) == 3
     _assert_same_in_all(found, plain)
 
@@ -208,6 +211,29 @@ assert not [one for one in gc.get_objects() if type(one).__name__ == "ArraySourc
 
 def test_values_of_layers_are_kept_and_no_examples(tmp_path: pathlib.Path) -> None:
     found, plain = _both(_STATE, tmp_path, "--strategy=one_device")
+    _assert_same_in_all(found, plain)
+
+
+_ON_ONE_TASK = """
+import os
+
+model = keras.Sequential(layers)
+model.compile("adam", "mse")
+traced = [is_traced(x, y, batch_size=16)]
+try:
+    os.close(os.open(f"{sys.argv[0]}.forced", os.O_CREAT | os.O_EXCL))
+    model.make_train_function(force=True)
+except FileExistsError:
+    pass
+traced += [is_traced(x, y, batch_size=16) for _ in range(2)]
+assert traced == [True, True, False]
+"""
+
+
+def test_tasks_agree_on_a_trace(tmp_path: pathlib.Path) -> None:
+    workers = ("--strategy=multi_worker_mirrored", "--num_workers=2")
+    found, plain = _both(_ON_ONE_TASK, tmp_path, *workers)
+    assert len(found) == 3
     _assert_same_in_all(found, plain)
 
 

@@ -86,7 +86,6 @@ def kept_traces(lent: LentModel, parts: TrainingParts) -> KeptTraces | None:
     config = parts.config
     is_kept = (
         config.strategy.traits.reuses_traces
-        and config.strategy.is_synchronous
         and not config.model.keras_fit
         # Before each training.
         and not config.model.perturb_initial_weights
