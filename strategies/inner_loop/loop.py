@@ -76,10 +76,10 @@ class InnerLoop:
         return int(self._function.experimental_get_tracing_count())
 
     def function_of(self, batches: Any) -> Any:
-        """Returns the `tf.function` of batches, made anew for other specifications."""
-        signature = self._step.input.signature(batches)
-        if self._function is None or signature != self._signature:
-            self._signature, self._flat_call = signature, None
+        """Returns the `tf.function`, which is made for the first batches."""
+        # Later batches have the same specification.
+        if self._function is None:
+            signature = self._signature = self._step.input.signature(batches)
             if signature is not None:
                 signature = (_flat(signature), *_ARGUMENTS)
             self._function = tf.function(

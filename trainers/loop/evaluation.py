@@ -53,7 +53,6 @@ class Evaluation:
       num_examples: Number of held-out examples; not to be run with none.
       num_steps: Number of their batches.
       batches: Batches of them, in the order of the source.
-      run_steps: Loop of the strategy over them.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class Evaluation:
             source, order, 0, self.num_steps, repeats=self._stays_open
         )
         self._opened: Any = None
-        self.run_steps = run_steps
+        self._run_steps = run_steps
 
     def run(
         self, on_batch: BatchObserver | None = None, batches_per_call: int = 1
@@ -118,7 +117,7 @@ class Evaluation:
                 count = min(count, batches.steps_left())
             if on_batch and not step % most:
                 on_batch(step, None)
-            results = self.run_steps(batches, count).fetch()
+            results = self._run_steps(batches, count).fetch()
             summed = dict(results.sums)
             table = summed.pop(CONFUSION, None)
             if table is not None:
@@ -138,7 +137,7 @@ class Evaluation:
 
     def num_traces(self) -> int:
         """Returns the number of traces of the inner loop."""
-        return self.run_steps.num_traces()
+        return self._run_steps.num_traces()
 
 
 def _is_small(source: Source) -> bool:
