@@ -1,0 +1,202 @@
+"""Training of a program's calls of `fit`, one after another, under a strategy."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from strategies.base import Strategy
+from strategies.cluster.spec import Cluster
+from strategies.common.errors import ExitCode
+from strategies.common.text import shown
+from trainers.config.config import Config
+from trainers.inputs.sources import Data
+from trainers.keras_program.callback_state import models_written_after
+from trainers.keras_program.chief_callbacks import CallbackError
+from trainers.keras_program.config_of_fit import config_of_fit
+from trainers.keras_program.data import (
+    check_streams,
+    data_of_fit,
+    validates_on_nothing,
+    validates_on_shuffled,
+)
+from trainers.keras_program.epochs import Epochs
+from trainers.keras_program.fit_arguments import FitArguments
+from trainers.keras_program.left_out import without_backup
+from trainers.keras_program.lent_model.kept_traces import KeptTraces, kept_traces
+from trainers.keras_program.lent_model.lent_model import LentModel
+from trainers.keras_program.program_variables import ProgramVariables
+from trainers.loop.builder import assemble_parts
+from trainers.loop.parts import Phase, TrainingParts
+from trainers.run_dir.run_dir import RunDir
+
+# Trains the parts of a run with the epochs of a `fit`, and returns the exit code.
+Train = Callable[[TrainingParts, Epochs], ExitCode]
+
+
+class CallsOfFit:
+    """Calls of `fit` of a program on one task: the phases of its run.
+
+    Attributes:
+      count: Number of calls that have begun to train.
+      model: Model that is being trained; None between two calls.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        cluster: Cluster,
+        strategy: Strategy,
+        warn: Callable[[str], None],
+        train: Train,
+        variables: ProgramVariables,
+    ):
+        """Trains nothing yet.
+
+        Args:
+          config: Configuration of the run.
+          cluster: Cluster as seen from this task.
+          strategy: Strategy of the run.
+          warn: Function that prints a warning.
+          train: Function that trains the parts of a call.
+          variables: Variables of the program beside its models.
+        """
+        self.count = 0
+        self.model: keras.Model | None = None
+        self._config = config
+        self._cluster = cluster
+        self._strategy = strategy
+        self._warn = warn
+        self._train = train
+        self._variables = variables
+        self._flag = f"--script={config.model.script}"
+        self._folder = RunDir(pathlib.Path(config.run.run_dir or ""))
+        self._phase = Phase()
+        # Of the last call, for the next one.
+        self._kept: KeptTraces | None = None
+
+    def forget_traces(self) -> None:
+        """Lets the next call be traced anew."""
+        self._kept = None
+
+    def train(
+        self, model: keras.Model, arguments: FitArguments, fit: Callable[..., Any]
+    ) -> tuple[keras.callbacks.History, ExitCode]:
+        """Trains a model in place of `fit`, and returns its history and the exit code.
+
+        Args:
+          model: Compiled model, whose variables have the trained values afterwards.
+          arguments: Arguments of the call.
+          fit: Keras's own `fit` of the model.
+
+        Raises:
+          UsageError: The call cannot be taken over.
+          CallbackError: A callback has raised an error.
+        """
+        arguments = without_backup(arguments, self._warn)
+        if self._cluster.is_chief:
+            self._warn_of_later_models(arguments)
+        data = self._data_of(arguments)
+        config = config_of_fit(self._config, arguments, data)
+        lent, parts = self._lend(model, config, data)
+        self.count += 1
+        epochs = self._epochs_of(arguments, parts, fit)
+        self.model = model
+        try:
+            exit_code = self._train(parts, epochs)
+            if exit_code == ExitCode.DONE:
+                # Also of a run that was complete before.
+                epochs.finalize()
+                epochs.callbacks.share_history()
+                self._begin_next_phase(parts)
+        except CallbackError:
+            self._begin_next_phase(parts)
+            lent.take_back()
+            raise
+        finally:
+            self.model = None
+        # Only now, because epochs read variables of the strategy until their end.
+        lent.take_back()
+        if exit_code == ExitCode.DONE:
+            self._kept = kept_traces(lent, parts)
+        return epochs.callbacks.history, exit_code
+
+    def _data_of(self, arguments: FitArguments) -> Data:
+        """Returns the data of a call, and warns if they validate on none, or vary."""
+        data = data_of_fit(arguments, self._config.run.seed)
+        check_streams(self._config.strategy, data)
+        if validates_on_nothing(arguments, data):
+            self._warn(
+                "fit has validation data without examples: as in Keras, nothing is "
+                "validated"
+            )
+        if validates_on_shuffled(arguments):
+            self._warn(
+                "training and validation data are parts of one data set that each "
+                "reader shuffles anew, so that examples change sides and orders do not "
+                "repeat: give its shuffle reshuffle_each_iteration=False"
+            )
+        return data
+
+    def _epochs_of(
+        self, arguments: FitArguments, parts: TrainingParts, fit: Callable[..., Any]
+    ) -> Epochs:
+        """Returns the epochs of a call, and warns of lengths that do not fit."""
+        # In one process there is one value of each.
+        loops_together = self._config.strategy.traits.loops_together
+        read_in = self._variables.read_in if loops_together else None
+        epochs = Epochs(arguments, parts, self._cluster.is_chief, fit, read_in)
+        for remark in (
+            epochs.lengths.remark(epochs.num_steps),
+            *(
+                epochs.executions.remark(name, getattr(arguments, name))
+                for name in ("steps_per_epoch", "validation_steps")
+            ),
+        ):
+            if remark is not None:
+                self._warn(remark)
+        return epochs
+
+    def _warn_of_later_models(self, arguments: FitArguments) -> None:
+        """Warns of files of a `fit` that was over which a later `fit` has replaced."""
+        ended = self._folder.end_of(self._phase.number)
+        if ended is None:
+            return
+        for path in models_written_after(arguments.callbacks, ended):
+            self._warn(
+                f"{shown(path)} is no longer what ModelCheckpoint wrote in this fit, "
+                "which was over: a later one has written there, and the program loads "
+                "that; give each fit another file and start anew"
+            )
+
+    def _lend(
+        self, model: keras.Model, config: Config, data: Data
+    ) -> tuple[LentModel, TrainingParts]:
+        """Puts the strategy's variables below the program's objects, which it keeps."""
+        kept, self._kept = self._kept, None
+        if kept is not None and not kept.are_of(model, config, data):
+            kept = None
+        if self.count and config.strategy.traits.reuses_traces:
+            # A task that traces anew would wait for collectives of other keys.
+            word = b"" if kept is None else b"kept"
+            is_kept = all(self._strategy.messages_of_all(word))
+            kept = kept if is_kept else None
+        if kept is not None:
+            return kept.lent, kept.assemble(config, data, self._phase)
+        lent = LentModel(model, self._flag)
+        spec = lent.spec(data, config)
+        if lent.remark is not None and self._strategy.num_replicas > 1:
+            self._warn(lent.remark)
+        parts = assemble_parts(config, self._strategy, data, spec, self._phase)
+        return lent, parts
+
+    def _begin_next_phase(self, parts: TrainingParts) -> None:
+        step = parts.applied_steps()
+        self._phase = Phase(
+            number=self.count + 1,
+            first_step=step,
+            first_example=parts.order.first_example_of_step(step),
+        )
