@@ -125,7 +125,7 @@ class CallsOfFit:
         return epochs.callbacks.history, exit_code
 
     def _data_of(self, arguments: FitArguments) -> Data:
-        """Returns the data of a call, and warns if they validate on none, or vary."""
+        """Returns the data of a call, with warnings about its validation."""
         data = data_of_fit(arguments, self._config.run.seed)
         check_streams(self._config.strategy, data)
         if validates_on_nothing(arguments, data):

@@ -85,8 +85,10 @@ class CustomModel:
         few = self._few_with_weights()
         # Keras's models adapt the ranks of their inputs only where they are called.
         examples = probe(model, few)
+        loss = self.loss or getattr(model, "loss", None)
+        names = getattr(model, "output_names", None)
         # Keras computes the loss of these examples to find out what it is made of.
-        self.check_labels(model, examples.predictions)
+        check_ids(loss, names, self.data, few, examples.predictions)
         with labels_blamed(examples.labels, examples.predictions):
             objective = objective_of(
                 model, self.loss, self.metrics, examples, self.is_of_program
@@ -97,16 +99,6 @@ class CustomModel:
             weighs_rows=_weighs(objective, model, few),
             outputs=examples.predictions,
         )
-
-    def check_labels(self, model: keras.Model, outputs: Any) -> None:
-        """Refuses ids of classes without an output; of `outputs` only shapes matter.
-
-        Raises:
-          UsageError: A label of the data is no class of the model.
-        """
-        loss = self.loss or getattr(model, "loss", None)
-        names = getattr(model, "output_names", None)
-        check_ids(loss, names, self.data, self._few_with_weights(), outputs)
 
     def _few_with_weights(self) -> Batch:
         """Returns a small batch, with sample weights if any examples have some."""

@@ -9,7 +9,7 @@ import pytest
 
 from tests import processes
 from tests.markers import chosen, further
-from tests.trainers.keras_program.beside_fit import Record, assert_same, by_fit, under
+from tests.trainers.keras_program.beside_fit import assert_same, by_fit, under
 
 _BEGIN = """
 import gc
@@ -83,17 +83,18 @@ _STRATEGIES = (
 )
 
 
-def _both(text: str, tmp_path: pathlib.Path, *flags: str) -> tuple[Record, Record]:
-    """Returns what a program records under a strategy, and by Keras's own `fit`."""
-    plain, run = tmp_path / "plain", tmp_path / "run"
-    for folder in (plain, run):
-        folder.mkdir()
+def _assert_trains_as_fit(
+    text: str, tmp_path: pathlib.Path, strategy: str, num_fits: int
+) -> None:
+    """Asserts that a program has the weights, losses and metrics of Keras's `fit`."""
+    plain_folder, folder = tmp_path / "plain", tmp_path / "run"
+    for each in (plain_folder, folder):
+        each.mkdir()
     # Histograms trace the layers once more.
     every = "--set=report.histogram_every_steps=none"
-    return under(run, _BEGIN + text, every, *flags), by_fit(plain, _BEGIN + text)
-
-
-def _assert_same_in_all(found: Record, plain: Record) -> None:
+    found = under(folder, _BEGIN + text, every, *f"--strategy={strategy}".split())
+    plain = by_fit(plain_folder, _BEGIN + text)
+    assert len(found) == num_fits
     assert_same(found, plain)
     for one, other in zip(found, plain, strict=True):
         assert one["history"].keys() == other["history"].keys()
@@ -104,9 +105,7 @@ def _assert_same_in_all(found: Record, plain: Record) -> None:
 
 @pytest.mark.parametrize("strategy", chosen(_STRATEGIES, ["mirrored"]))
 def test_a_loop_of_fits_is_traced_once(strategy: str, tmp_path: pathlib.Path) -> None:
-    found, plain = _both(_LOOP, tmp_path, *f"--strategy={strategy}".split())
-    assert len(found) == 7
-    _assert_same_in_all(found, plain)
+    _assert_trains_as_fit(_LOOP, tmp_path, strategy, num_fits=7)
 
 
 # Each change makes another step.
@@ -145,9 +144,7 @@ other.fit(x, y, batch_size=24)
 
 @pytest.mark.parametrize("strategy", chosen(_STRATEGIES, ["one_device"]))
 def test_other_steps_are_traced_anew(strategy: str, tmp_path: pathlib.Path) -> None:
-    found, plain = _both(_CHANGES, tmp_path, *f"--strategy={strategy}".split())
-    assert len(found) == 14
-    _assert_same_in_all(found, plain)
+    _assert_trains_as_fit(_CHANGES, tmp_path, strategy, num_fits=14)
 
 
 _OWN_STEP = """
@@ -188,9 +185,7 @@ for number in range(3):
 def test_a_step_of_the_models_own_is_traced_once(
     strategy: str, tmp_path: pathlib.Path
 ) -> None:
-    found, plain = _both(_OWN_STEP, tmp_path, *f"--strategy={strategy}".split())
-    assert len(found) == 3
-    _assert_same_in_all(found, plain)
+    _assert_trains_as_fit(_OWN_STEP, tmp_path, strategy, num_fits=3)
 
 
 # Layers with state: the variance of a batch is that of one device's.
@@ -212,8 +207,7 @@ assert not [one for one in gc.get_objects() if type(one).__name__ == "ArraySourc
 
 
 def test_values_of_layers_are_kept_and_no_examples(tmp_path: pathlib.Path) -> None:
-    found, plain = _both(_STATE, tmp_path, "--strategy=one_device")
-    _assert_same_in_all(found, plain)
+    _assert_trains_as_fit(_STATE, tmp_path, "one_device", num_fits=3)
 
 
 _ON_ONE_TASK = """
@@ -233,10 +227,7 @@ assert traced == [True, True, False]
 
 
 def test_tasks_agree_on_a_trace(tmp_path: pathlib.Path) -> None:
-    workers = ("--strategy=multi_worker_mirrored", "--num_workers=2")
-    found, plain = _both(_ON_ONE_TASK, tmp_path, *workers)
-    assert len(found) == 3
-    _assert_same_in_all(found, plain)
+    _assert_trains_as_fit(_ON_ONE_TASK, tmp_path, _STRATEGIES[-1], num_fits=3)
 
 
 _LABELS = """

@@ -8,7 +8,6 @@ the rate of a Dropout layer, has no effect, as in Keras.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,17 +19,16 @@ from strategies.common.private_apis.optimizers import schedule_of
 from strategies.inner_loop.reduction import bytes_of
 from trainers.config.config import Config
 from trainers.inputs.sources import Data, Source, first_examples
-from trainers.keras_program.lent_model.lent_model import LentModel
+from trainers.keras_program.lent_model.lent_model import EXAMPLES_OF_A_STEP, LentModel
 from trainers.keras_program.streams.stream import ProgramStream
 from trainers.loop.builder import assemble_again
 from trainers.loop.parts import LoopParts, Phase, TrainingParts
+from trainers.user_code.checks import check_ids
 from trainers.user_code.few_examples import few_examples
 from trainers.user_code.losses import CompiledObjective
 
 # The variables of the strategy stay in memory, beside those of the program.
 _MOST_KEPT_BYTES = 1 << 30
-# Most examples that a look at a model and its data takes.
-_MOST_EXAMPLES_LOOKED_AT = 16
 
 
 class KeptTraces:
@@ -73,9 +71,9 @@ class KeptTraces:
         """
         objective, scale = self._loops.objective, self._loops.learning_rate_scale
         if isinstance(objective, CompiledObjective):
-            few = functools.partial(few_examples, data.to_look_at)
-            compiled = self.lent.as_compiled(data, few)
-            compiled.check_labels(self.lent.model, objective.outputs)
+            model, few = self.lent.model, few_examples(data.to_look_at)
+            names = getattr(model, "output_names", None)
+            check_ids(model.loss, names, data, few, objective.outputs)
         with self._loops.strategy.scope():
             self.lent.lend_again(config, scale.times)
         return assemble_again(self._loops, config, data, self.lent.build, phase)
@@ -87,13 +85,13 @@ def kept_traces(lent: LentModel, parts: TrainingParts) -> KeptTraces | None:
     is_kept = (
         config.strategy.traits.reuses_traces
         and not config.model.keras_fit
-        # Before each training.
+        # Each training begins with other weights.
         and not config.model.perturb_initial_weights
         # The Python code of eager steps runs in every step.
         and not lent.model.run_eagerly
         # The schedule of a flag knows the length of its training.
         and parts.has_compiled_optimizer
-        # Both begin each training with their first value.
+        # A loss scale, and a factor of the learning rate, begin each training anew.
         and parts.loss_scale is None
         and not config.guard.rolls_back
         and float(parts.learning_rate_scale.variable.numpy()) == 1.0
@@ -124,8 +122,8 @@ def _values(lent: LentModel, config: Config, data: Data) -> Sequence[Any]:
 
 
 def _specified(source: Source) -> tuple[int, Any]:
-    """Returns the specification of examples, and how many a look at them can take."""
-    count = min(source.num_examples, _MOST_EXAMPLES_LOOKED_AT)
+    """Returns how many examples checks can look at, and the specification of one."""
+    count = min(source.num_examples, EXAMPLES_OF_A_STEP)
     if isinstance(source, ProgramStream):
         return count, source.spec
     if not count:
@@ -134,5 +132,5 @@ def _specified(source: Source) -> tuple[int, Any]:
         lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype),
         first_examples(source, 1),
     )
-    # Words, because a named tuple equals a plain one.
+    # As text, because a named tuple equals a plain one.
     return count, repr(specs)

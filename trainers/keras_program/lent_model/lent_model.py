@@ -27,7 +27,12 @@ from trainers.config.config import Config
 from trainers.inputs.sources import Data
 from trainers.model.optimizers.build import adopt_again
 from trainers.model.optimizers.loss_scale import wrapper_of
-from trainers.model.optimizers.several import SeveralOptimizers, inner_of, parts_of
+from trainers.model.optimizers.several import (
+    SeveralOptimizers,
+    inner_of,
+    parts_of,
+    variables_of,
+)
 from trainers.user_code import PerBatchError, wrap_user_errors
 from trainers.user_code.checks import (
     check_loaded,
@@ -44,7 +49,7 @@ from trainers.user_code.state_remark import forward_remark
 
 # Examples that show whether a step takes the mean or the sum of a loss: two alone may
 # both be without a gradient, such as behind the margin of a triplet loss.
-_EXAMPLES_OF_A_STEP = 16
+EXAMPLES_OF_A_STEP = 16
 
 
 class LentModel:
@@ -82,7 +87,15 @@ class LentModel:
             rows = fixed_rows(self.model, few().features)
         if rows is not None:
             few = functools.cache(lambda: few_examples(data.to_look_at, rows))
-        compiled = self.as_compiled(data, few)
+        compiled = CustomModel(
+            build=self.build,
+            loss=None,
+            metrics=None,
+            few=few,
+            data=data,
+            flag=self._flag,
+            is_of_program=True,
+        )
         objective = None
         with wrap_user_errors(self._flag):
             check_states(self.model)
@@ -98,7 +111,7 @@ class LentModel:
                     "fit has no labels (y), and the model is compiled with a loss: "
                     "give labels, or compile it without."
                 )
-            some = few_examples(data.train, rows or _EXAMPLES_OF_A_STEP)
+            some = few_examples(data.train, rows or EXAMPLES_OF_A_STEP)
             # Without a compiled loss, losses of layers are minimized, without labels.
             has_loss = getattr(self.model, "loss", None) is not None
             if is_own or not (has_labels and has_loss):
@@ -120,21 +133,6 @@ class LentModel:
             compiled,
             compiled_optimizer=self._chosen_optimizer(config),
             own_objective=objective,
-        )
-
-    def as_compiled(self, data: Data, few: Callable[[], Batch]) -> CustomModel:
-        """Returns a description of the model as it is compiled.
-
-        `few` is a function that returns a few examples of the data.
-        """
-        return CustomModel(
-            build=self.build,
-            loss=None,
-            metrics=None,
-            few=few,
-            data=data,
-            flag=self._flag,
-            is_of_program=True,
         )
 
     def build(self, data: Examples, settings: Settings) -> keras.Model:
@@ -234,7 +232,10 @@ class LentModel:
         self._give_back()
         self._give_back = None
         self._functions.exchange()
-        for optimizer, variables in self._with_variables():
+        weights = self.model.trainable_variables
+        wrapper = wrapper_of(self.model)
+        wrapping = [] if wrapper is None else [(wrapper, weights)]
+        for optimizer, variables in (*wrapping, *parts_of(self._optimizer, weights)):
             if optimizer.built:
                 build_optimizer_anew(optimizer, variables)
             reduce_gradients_again(optimizer)
@@ -244,21 +245,12 @@ class LentModel:
             variable.trainable = True
 
     def variables(self) -> list[keras.Variable]:
-        """Returns the variables of the model and of its optimizers, each once."""
-        of_optimizers = [v for one in self.optimizers() for v in one.variables]
-        every = [*self.model.variables, *of_optimizers]
-        return list({id(variable): variable for variable in every}.values())
+        """Returns the variables of the model and of its optimizers."""
+        return [*self.model.variables, *variables_of(self._optimizer)]
 
     def optimizers(self) -> list[keras.optimizers.Optimizer]:
         """Returns all optimizers that train the model, also those inside of another."""
-        return [optimizer for optimizer, _ in self._with_variables()]
-
-    def _with_variables(self) -> list[tuple[keras.optimizers.Optimizer, Any]]:
-        """Returns all optimizers, each with the variables that it updates."""
-        weights = self.model.trainable_variables
-        wrapper = wrapper_of(self.model)
-        wrapping = [] if wrapper is None else [(wrapper, weights)]
-        return [*wrapping, *parts_of(self._optimizer, weights)]
+        return [optimizer for optimizer, _ in parts_of(self._optimizer, [])]
 
 
 def _refuse_to_lend_again() -> NoReturn:
@@ -301,7 +293,7 @@ def _held_out(data: Data, rows: int | None) -> Batch | None:
     """Returns a few examples to evaluate on; None if there are none."""
     if not data.evaluation.num_examples:
         return None
-    return few_examples(data.evaluation, rows or _EXAMPLES_OF_A_STEP)
+    return few_examples(data.evaluation, rows or EXAMPLES_OF_A_STEP)
 
 
 # Functions of keras/src/losses/losses.py: ratios of sums over a batch, and comparisons
