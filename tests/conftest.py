@@ -31,6 +31,11 @@ for _name in filter(OBEYED.fullmatch, list(os.environ)):
     del os.environ[_name]
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 
+# Otherwise pytest explains a failed assertion in test files alone.
+pytest.register_assert_rewrite(
+    *(f"tests.{folder.name}" for folder in pathlib.Path(__file__).parent.glob("*/"))
+)
+
 LOGICAL_CPUS = 4
 
 # The files of these folders start many processes and take minutes. If one of them began

@@ -75,6 +75,7 @@ def serve(config: StrategyConfig, cluster: Cluster, shutdown_file: pathlib.Path)
         if exit_code is not None:
             # The chief still releases its resources here.
             wait_until_gone([address], _SECONDS_TO_GIVE_BACK)
+            _remove_empty_folders_of(shutdown_file)
             return exit_code
         chief.require()
         time.sleep(_POLL_SECONDS)
@@ -126,17 +127,22 @@ def server_threads() -> tf.compat.v1.ConfigProto:
 
 
 def _read_once(shutdown_file: pathlib.Path) -> int | None:
-    """Returns the exit code in the file and removes the file; None without a file.
-
-    The two folders above the file are removed, too, if they are empty. They are empty
-    on a machine without other files of the run, or after a rejected run.
-    """
+    """Returns the exit code in the file and removes the file; None without a file."""
     # The file may exist before its content does.
     text = shutdown_file.read_text(encoding="utf-8") if shutdown_file.exists() else ""
     if not text:
         return None
     shutdown_file.unlink()
+    return int(text)
+
+
+def _remove_empty_folders_of(shutdown_file: pathlib.Path) -> None:
+    """Removes the two folders above the file if they are empty.
+
+    They are empty on a machine without other files of the run, or after a rejected run.
+    The chief must be gone: it writes the files of other tasks into the same folders,
+    and `tf.io.write_file` fails if they vanish after it has made them.
+    """
     for folder in list(shutdown_file.parents)[:2]:
         with contextlib.suppress(OSError):
             folder.rmdir()
-    return int(text)

@@ -128,12 +128,17 @@ def died_at_start_up(victim: str, delay: float, folder: pathlib.Path) -> Survivo
       delay: Seconds from the meeting to the death.
       folder: Empty folder for the run.
     """
-    flags = ("--strategy=multi_worker_mirrored", *FLAGS)
+    # The victim alone imports TensorFlow after it has started: over 15 s on a machine
+    # that is busy or has not read TensorFlow's files yet.
+    patience = "--set=strategy.startup_timeout_seconds=120"
+    flags = ("--strategy=multi_worker_mirrored", *FLAGS, patience)
     num_tasks = CLUSTERS["multi_worker_mirrored"]
     with cluster(folder, num_tasks, *flags, absent=(victim,)) as tasks:
         code = f"import sys; sys.argv.insert(1, '{delay}')\n{_DIES}"
         tasks.start(victim, begin=[sys.executable, "-c", code])
-        assert tasks.started.pop(victim).exit_code() == -signal.SIGKILL
+        code_of_victim = tasks.started[victim].exit_code()
+        said_by_victim = tasks.started.pop(victim).error_lines()[-5:]
+        assert code_of_victim == -signal.SIGKILL, said_by_victim
         died = time.monotonic()
         codes = tasks.exit_codes()
         seconds = time.monotonic() - died
