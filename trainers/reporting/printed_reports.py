@@ -20,7 +20,6 @@ from trainers.loop.memory_estimate import (
     warning_of,
 )
 from trainers.loop.parts import TrainingParts
-from trainers.model.layer_state import sums_over_replicas
 from trainers.reporting.metrics import RunMetrics
 from trainers.reporting.metrics_writer import in_words
 from trainers.reporting.result import ALWAYS_FINAL
@@ -57,7 +56,7 @@ def print_startup_report(
     for words in (
         _other_optimizer(parts),
         _too_long_warmup(parts),
-        _unsynchronized(parts) if strategy.num_replicas > 1 else None,
+        _normalized_apart(parts),
         substitution(parts.config.strategy.device_choice),
     ):
         if words:
@@ -80,22 +79,36 @@ def print_startup_report(
         )
 
 
-def _unsynchronized(parts: TrainingParts) -> str | None:
-    """Returns a warning if layers cannot sum over replicas as they ask, or None."""
-    if parts.strategy.traits.sums_in_forward_pass:
-        return None
+def _normalized_apart(parts: TrainingParts) -> str | None:
+    """Returns a warning if layers normalize parts of a global batch, or None."""
+    config = parts.config.strategy
+    num_microbatches = config.gradient_accumulation_steps
+    if parts.pipeline is not None:
+        num_microbatches *= parts.pipeline.num_microbatches
+    num_parts = num_microbatches * config.num_shards(parts.strategy.num_replicas)
+    can_sum = parts.strategy.traits.sums_in_forward_pass
     names = [
-        layer.name for layer in flat_layers(parts.model) if sums_over_replicas(layer)
+        layer.name
+        for layer in flat_layers(parts.model)
+        if isinstance(layer, keras.layers.BatchNormalization)
+        # Otherwise it normalizes with its moving statistics.
+        and layer.trainable
+        and not (layer.synchronized and can_sum)
     ]
-    if not names:
+    if num_parts == 1 or not names:
         return None
     # Networks may have a hundred such layers.
     others = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return (
-        f"layer {names[0]!r}{others} has synchronized=True, and replicas of "
-        f"{parts.strategy.name} cannot sum while they compute: each normalizes its "
-        "own rows; mirrored and multi_worker_mirrored normalize the global batch"
+    num_rows = parts.config.length.global_batch_size
+    words = (
+        f"layer {names[0]!r}{others} normalizes {max(num_rows // num_parts, 1)} of the "
+        f"{num_rows} rows of a global batch at a time: another training than that of "
+        "one_device"
     )
+    if num_microbatches > 1:
+        return words
+    where = "" if can_sum else " under mirrored and multi_worker_mirrored"
+    return f"{words}; BatchNormalization(synchronized=True) normalizes all{where}"
 
 
 def _other_optimizer(parts: TrainingParts) -> str | None:

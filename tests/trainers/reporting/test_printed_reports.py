@@ -1,0 +1,63 @@
+"""Tests of the lines that a run prints at its start."""
+
+from __future__ import annotations
+
+import pathlib
+
+import keras
+import pytest
+
+from strategies.cluster.spec import Cluster
+from strategies.common.console import Console
+from tests.conformance.harness import small_config
+from trainers.loop.builder import assemble, create_strategy
+from trainers.reporting.printed_reports import print_startup_report
+from trainers.run_dir.run_dir import RunDir
+
+NORMALIZED = "tests.fault_injection.normalized_model:model"
+REPLICAS = {"num_replicas": 3}
+OF_ALL = "one_device; BatchNormalization(synchronized=True) normalizes all"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "settings", "of_layer", "named"),
+    [
+        ("one_device", {}, {}, None),
+        ("mirrored", REPLICAS, {}, f"8 of the 24 rows{OF_ALL}\n"),
+        ("mirrored", REPLICAS, {"synchronized": True}, None),
+        ("mirrored", REPLICAS, {"trainable": False}, None),
+        ("tower", REPLICAS, {"synchronized": True}, f"8 of the 24 rows{OF_ALL} under "),
+        ("tower", {**REPLICAS, "update": "async"}, {}, None),
+        (
+            *("mirrored", {**REPLICAS, "gradient_accumulation_steps": 2}),
+            *({}, "4 of the 24 rowsone_device\n"),
+        ),
+    ],
+)
+def test_layers_that_normalize_a_part_of_a_global_batch_are_named(
+    strategy: str,
+    settings: dict[str, object],
+    of_layer: dict[str, bool],
+    named: str | None,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = small_config(
+        strategy=strategy, model=NORMALIZED, global_batch_size=24, **settings
+    )
+    parts = assemble(config, create_strategy(config, Cluster()))
+    (layer,) = [
+        layer
+        for layer in parts.model.layers
+        if isinstance(layer, keras.layers.BatchNormalization)
+    ]
+    for name, value in of_layer.items():
+        setattr(layer, name, value)
+    print_startup_report(parts, RunDir(tmp_path), 0, Console())
+    said = capsys.readouterr().err
+    between = " of a global batch at a time: another training than that of "
+    if named is None:
+        assert layer.name not in said
+    else:
+        assert named in said.replace(between, ""), said
+        assert f"layer {layer.name!r} normalizes " in said
