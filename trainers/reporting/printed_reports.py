@@ -98,12 +98,12 @@ def _normalized_apart(parts: TrainingParts) -> str | None:
     if num_parts == 1 or not names:
         return None
     # Networks may have a hundred such layers.
-    others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    several = f" and {len(names) - 1} more normalize" if len(names) > 1 else ""
     num_rows = parts.config.length.global_batch_size
     words = (
-        f"layer {names[0]!r}{others} normalizes {max(num_rows // num_parts, 1)} of the "
-        f"{num_rows} rows of a global batch at a time: another training than that of "
-        "one_device"
+        f"layer {names[0]!r}{several or ' normalizes'} "
+        f"{max(num_rows // num_parts, 1)} of the {num_rows} rows of a global batch at "
+        "a time: another training than that of one_device"
     )
     if num_microbatches > 1:
         return words
