@@ -93,20 +93,35 @@ class CountingMetric:
 def not_sums(name: str, labels: Any = None, predictions: Any = None) -> str:
     """Returns the message for a metric that does not add up over examples.
 
-    Labels and predictions belong to its output; None if they are not known. A
-    comparison of labels [n] and predictions [n, 1] is [n, n], without an error.
+    Labels and predictions belong to its output; None if they are not known.
     """
-    shapes, remedy = "", ""
-    if labels is not None and len(labels.shape) != len(predictions.shape):
-        shapes = f" ({shapes_of(labels, predictions)})"
-        remedy = (
-            "make tensors that it compares of one shape, because [n] and [n, 1] give "
-            "[n, n], or "
-        )
+    shapes, remedy = _shapes_and_remedy(labels, predictions)
     return (
         f"the metric {name!r} keeps numbers that are not sums over examples{shapes}, "
-        f"so that replicas cannot add theirs: {remedy}leave it out, and use it on the "
-        "trained model."
+        f"so that replicas cannot add theirs: {remedy + ', or ' if remedy else ''}"
+        "leave it out, and use it on the trained model."
+    )
+
+
+def counts_combinations(name: str, labels: Any = None, predictions: Any = None) -> str:
+    """Returns the warning for a metric that adds up over batches, not over examples."""
+    shapes, remedy = _shapes_and_remedy(labels, predictions)
+    return (
+        f"the metric {name!r} counts combinations of the examples of a batch{shapes}, "
+        "and replicas count those of their shards, so that their number matters"
+        f"{': ' + remedy if remedy else ''}"
+    )
+
+
+def _shapes_and_remedy(labels: Any, predictions: Any) -> tuple[str, str]:
+    """Returns words about a comparison of labels [n] and predictions [n, 1].
+
+    It is [n, n], without an error. The words are empty for equal numbers of axes.
+    """
+    if labels is None or len(labels.shape) == len(predictions.shape):
+        return "", ""
+    return f" ({shapes_of(labels, predictions)})", (
+        "make tensors that it compares of one shape, because [n] and [n, 1] give [n, n]"
     )
 
 

@@ -507,18 +507,6 @@ def test_epochs_are_counted_as_the_program_counts_them(tmp_path: pathlib.Path) -
             ("'largest'", "not sums over examples"),
         ),
         (
-            "class Correct(keras.metrics.Metric):\n"
-            "  def __init__(self):\n    super().__init__(name='correct')\n"
-            "    self.sum = self.add_weight(name='sum', initializer='zeros')\n"
-            "  def update_state(self, y_true, y_pred, sample_weight=None):\n"
-            "    near = keras.ops.abs(y_true - y_pred) < 9\n"
-            "    self.sum.assign_add(keras.ops.sum(keras.ops.cast(near, 'float32')))\n"
-            "  def result(self):\n    return self.sum.value\n"
-            "model.compile('sgd', 'mse', metrics=[Correct()])\n"
-            "model.fit(x, y.reshape(-1))",
-            ("'correct'", "labels [n], predictions [n, 1]", "of one shape"),
-        ),
-        (
             "class Own(keras.Model):\n  def train_step(self, data):\n    return {}\n"
             "m = Own()\nm.compile('sgd', 'mse')\nm.fit(x, y)",
             ("Own.train_step", "apply_gradients"),
@@ -664,6 +652,50 @@ def test_a_callback_that_raises_ends_the_run(tmp_path: pathlib.Path) -> None:
     assert done.returncode == 2, done.stderr
     assert "on_epoch_end" in done.stderr
     assert "no such log" in done.stderr
+
+
+# 60 examples are batches of 25, 25 and 10, and 30 of 25 and 5. Shards are halves.
+@pytest.mark.parametrize(
+    ("strategy", "num_pairs"),
+    [
+        further(("--strategy=one_device",), [25**2 + 25**2 + 10**2, 25**2 + 5**2]),
+        (_MIRRORED, [2 * (13**2 + 12**2 + 5**2), 13**2 + 12**2 + 3**2 + 2**2]),
+        further(_WORKERS, [2 * (13**2 + 12**2 + 5**2), 13**2 + 12**2 + 3**2 + 2**2]),
+    ],
+)
+def test_a_metric_that_counts_pairs_of_examples_counts_those_of_a_replica(
+    tmp_path: pathlib.Path, strategy: tuple[str, ...], num_pairs: list[int]
+) -> None:
+    """A guide of Keras compares labels [n] with outputs [n, 1] in a metric."""
+    done = _run(
+        tmp_path,
+        """
+        class Near(keras.metrics.Metric):
+            def __init__(self):
+                super().__init__(name="near")
+                self.pairs = self.add_weight(name="pairs", initializer="zeros")
+            def update_state(self, y_true, y_pred, sample_weight=None):
+                near = keras.ops.abs(y_true - y_pred) < 99
+                near = keras.ops.cast(near, "float32")
+                self.pairs.assign_add(keras.ops.sum(near))
+            def result(self):
+                return 1 * self.pairs
+
+        model.compile("sgd", "mse", metrics=[Near()])
+        y = y.reshape(-1)
+        held_out = (x[:30], y[:30])
+        history = model.fit(x, y, batch_size=25, epochs=2, validation_data=held_out)
+        for name in ("near", "val_near"):
+            print(name, history.history[name])
+        """,
+        *strategy,
+    )
+    assert done.returncode == 0, done.stderr
+    for name, count in zip(("near", "val_near"), num_pairs, strict=True):
+        assert f"\n{name} [{count:.1f}, {count:.1f}]\n" in done.stdout, done.stdout
+    is_named = "metric 'near' counts combinations of the examples" in done.stderr
+    assert is_named == (strategy != ("--strategy=one_device",)), done.stderr
+    assert not is_named or "labels [n], predictions [n, 1]" in done.stderr
 
 
 @pytest.mark.parametrize("strategy", [_MIRRORED, further(_WORKERS), further(_SERVERS)])

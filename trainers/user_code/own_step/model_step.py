@@ -34,12 +34,15 @@ class OwnMetric:
         means over the batch, as `Mean.update_state(loss)` does.
       gets_sums: True if it averages sums over the batch, such as losses without a
         mean. Its first variable is then a sum of them.
+      combines: True if it counts neither examples nor batches, but combinations of the
+        examples of a batch, such as pairs. Counts of batches add up.
     """
 
     metric: keras.metrics.Metric
     initial: Sequence[np.ndarray]
     is_per_batch: bool = False
     gets_sums: bool = False
+    combines: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

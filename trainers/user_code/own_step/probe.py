@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
-from strategies.common.private_apis.compiled import metrics_by_output
 from strategies.common.types import Batch
 from trainers.user_code.checks import has_own_step
-from trainers.user_code.counting_metric import not_sums
+from trainers.user_code.counting_metric import counts_combinations
 from trainers.user_code.halves import are_means, are_sums, twice
+from trainers.user_code.own_step.metric_kinds import compared_by, kinds_of_metrics
 from trainers.user_code.own_step.model_step import (
     ModelStep,
     OwnMetric,
@@ -23,7 +21,6 @@ from trainers.user_code.own_step.model_step import (
 )
 from trainers.user_code.own_step.objective import OwnStep, OwnUpdate, passes_of
 from trainers.user_code.own_step.observation import Observed, observe
-from trainers.user_code.probe import probe
 from trainers.user_code.state_remark import normalizes_batches
 
 
@@ -74,8 +71,19 @@ def own_step(
         updates=updates,
         passes=passes,
         rows=rows,
-        remark=_remark(train, seen),
+        remark="; ".join(_remarks(train, seen, few)) or None,
     )
+
+
+def _remarks(step: ModelStep, seen: Observed, few: Batch) -> Iterator[str]:
+    """Yields warnings if a step, or one of its metrics, does not divide into shards."""
+    # Layers that normalize a batch predict others for a half, which it may just count.
+    for own in () if normalizes_batches(step.model) else step.metrics:
+        if own.combines:
+            name = own.metric.name
+            yield counts_combinations(name, *compared_by(step.model, own.metric, few))
+    if remark := _remark(step, seen):
+        yield remark
 
 
 def _remark(step: ModelStep, seen: Observed) -> str | None:
@@ -143,16 +151,7 @@ def _probed(
         # Those of a batch that has each example twice mostly have the same.
         combined = observe(step, twice(few), is_divisible=True)
         seen = seen._replace(gives_sums=combined.is_nearly_sum)
-    metrics = [
-        dataclasses.replace(
-            own,
-            is_per_batch=_is_per_batch(model, own, changes, few),
-            gets_sums=_gets_sums(own, combined_changes),
-        )
-        for own, changes, combined_changes in zip(
-            step.metrics, seen.changes, combined.changes, strict=True
-        )
-    ]
+    metrics = kinds_of_metrics(step, seen, combined, few)
     summed = [
         name
         for name, parts in combined.numbers.items()
@@ -172,58 +171,3 @@ def _metrics_of(model: keras.Model) -> Sequence[OwnMetric]:
         initial = [variable.numpy() for variable in metric.variables]
         found.append(OwnMetric(metric=metric, initial=initial))
     return found
-
-
-def _is_per_batch(
-    model: keras.Model, own: OwnMetric, changes: Sequence[np.ndarray], few: Batch
-) -> bool:
-    """Returns whether a metric counts batches; False if it counts examples.
-
-    Raises:
-      UsageError: It counts neither.
-    """
-    # Of a random loss only the count can be compared, the last variable of a mean.
-    is_mean = isinstance(own.metric, (keras.metrics.Mean, keras.metrics.Sum))
-    decisive = changes[-1:] if is_mean else changes
-    # Sums first: a metric that has not been updated is both.
-    if all(map(are_sums, decisive)):
-        return False
-    if all(map(are_means, decisive)):
-        return True
-    if normalizes_batches(model) and type(own.metric).__module__.startswith("keras."):
-        # What it counts, such as AUC, are predictions that differ in a half of a batch.
-        return False
-    raise UsageError(not_sums(own.metric.name, *_compared(model, own.metric, few)))
-
-
-def _compared(
-    model: keras.Model, metric: keras.metrics.Metric, few: Batch
-) -> tuple[Any, ...]:
-    """Returns the labels and predictions that a compiled metric gets; () for another.
-
-    A model with its own step may have no outputs that are predictions of labels.
-    """
-    try:
-        labels, predictions, _ = probe(model, few)
-        compiled = metrics_by_output(None, None, None, labels, predictions, model)
-    # The message does without the shapes then.
-    except Exception:
-        return ()
-    return next(
-        (
-            one.of_output(labels, predictions)
-            for one in compiled
-            if one.metric is metric
-        ),
-        (),
-    )
-
-
-def _gets_sums(own: OwnMetric, changes: Sequence[np.ndarray]) -> bool:
-    """Returns whether a metric averages sums over a batch, and not means."""
-    if not isinstance(own.metric, keras.metrics.Mean):
-        return False
-    total, count = changes
-    if not np.all(count):
-        return False
-    return are_sums(total / count) and not are_means(total / count)

@@ -1,0 +1,147 @@
+"""Kinds of metrics of a model's own step: by examples, by batches, by combinations."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from strategies.common.errors import UsageError
+from strategies.common.private_apis.compiled import metrics_by_output
+from strategies.common.types import Batch
+from trainers.user_code.counting_metric import not_sums, total_of
+from trainers.user_code.halves import are_means, are_sums
+from trainers.user_code.independence import agree
+from trainers.user_code.own_step.model_step import ModelStep, OwnMetric
+from trainers.user_code.own_step.observation import Observed, observe
+from trainers.user_code.probe import probe
+from trainers.user_code.state_remark import normalizes_batches
+
+
+def kinds_of_metrics(
+    step: ModelStep, seen: Observed, of_twice: Observed, few: Batch
+) -> Sequence[OwnMetric]:
+    """Returns the metrics of a step with what they count.
+
+    Args:
+      step: Step that updates the metrics.
+      seen: Observations of the step on `few`.
+      of_twice: The same on a batch of which each half has all examples, if halves of
+        `few` have other moments.
+      few: A few examples.
+
+    Raises:
+      UsageError: A metric does not add up over batches.
+    """
+    by_batch = [
+        _counts_batches(step.model, own, changes)
+        for own, changes in zip(step.metrics, seen.changes, strict=True)
+    ]
+    if None in by_batch:
+        _check_combinations(step, by_batch, seen, few)
+    return [
+        dataclasses.replace(
+            own,
+            is_per_batch=bool(counts),
+            combines=counts is None,
+            gets_sums=_gets_sums(own, changes),
+        )
+        for own, counts, changes in zip(
+            step.metrics, by_batch, of_twice.changes, strict=True
+        )
+    ]
+
+
+def _counts_batches(
+    model: keras.Model, own: OwnMetric, changes: Sequence[np.ndarray]
+) -> bool | None:
+    """Returns whether a metric counts batches; False for examples, None for neither."""
+    # Of a random loss only the count can be compared, the last variable of a mean.
+    is_mean = isinstance(own.metric, (keras.metrics.Mean, keras.metrics.Sum))
+    decisive = changes[-1:] if is_mean else changes
+    # Sums first: a metric that has not been updated is both.
+    if all(map(are_sums, decisive)):
+        return False
+    if all(map(are_means, decisive)):
+        return True
+    if normalizes_batches(model) and type(own.metric).__module__.startswith("keras."):
+        # What it counts, such as AUC, are predictions that differ in a half of a batch.
+        return False
+    return None
+
+
+def _check_combinations(
+    step: ModelStep, by_batch: Sequence[bool | None], seen: Observed, few: Batch
+) -> None:
+    """Checks that metrics which count neither examples nor batches add up over batches.
+
+    They have to change after a batch as much as before it: a maximum does not.
+
+    Args:
+      step: Step that updates the metrics.
+      by_batch: Result of `_counts_batches` for each metric.
+      seen: Observations of the step.
+      few: Batch on which the step was observed.
+
+    Raises:
+      UsageError: A metric does not add up.
+    """
+    later = [
+        dataclasses.replace(own, initial=_state_after(own, changes))
+        for own, changes in zip(step.metrics, seen.changes, strict=True)
+    ]
+    later_step = dataclasses.replace(step, metrics=later)
+    again = observe(later_step, few, seen.is_divisible)
+    for own, counts, *both in zip(
+        step.metrics, by_batch, seen.changes, again.changes, strict=True
+    ):
+        adds_up = all(agree(one[0], other[0]) for one, other in zip(*both, strict=True))
+        if counts is None and not adds_up:
+            of_output = compared_by(step.model, own.metric, few)
+            raise UsageError(not_sums(own.metric.name, *of_output))
+
+
+def _state_after(own: OwnMetric, changes: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Returns the values of a metric's variables after a batch, from their changes."""
+    return [
+        total_of(old, change[0], variable).numpy()
+        for variable, old, change in zip(
+            own.metric.variables, own.initial, changes, strict=True
+        )
+    ]
+
+
+def _gets_sums(own: OwnMetric, changes: Sequence[np.ndarray]) -> bool:
+    """Returns whether a metric averages sums over a batch, and not means."""
+    if not isinstance(own.metric, keras.metrics.Mean):
+        return False
+    total, count = changes
+    if not np.all(count):
+        return False
+    return are_sums(total / count) and not are_means(total / count)
+
+
+def compared_by(
+    model: keras.Model, metric: keras.metrics.Metric, few: Batch
+) -> tuple[Any, ...]:
+    """Returns the labels and predictions that a compiled metric gets; () for another.
+
+    A model with its own step may have no outputs that are predictions of labels.
+    """
+    try:
+        labels, predictions, _ = probe(model, few)
+        compiled = metrics_by_output(None, None, None, labels, predictions, model)
+    # The message does without the shapes then.
+    except Exception:
+        return ()
+    return next(
+        (
+            one.of_output(labels, predictions)
+            for one in compiled
+            if one.metric is metric
+        ),
+        (),
+    )
