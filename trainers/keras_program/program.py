@@ -141,8 +141,8 @@ class Program:
         if not (self._calls.count or is_help):
             raise UsageError(
                 f"--script={self._path} has ended without a call of keras.Model.fit "
-                "for an epoch or more, of a model with weights: call it; loops of "
-                "train_on_batch or GradientTape are not taken over."
+                "for an epoch or more: call it; loops of train_on_batch or "
+                "GradientTape are not taken over."
             )
         return ExitCode.DONE
 
@@ -189,7 +189,7 @@ class Program:
                 arguments = dataclasses.replace(
                     arguments, epochs=self._config.length.epochs
                 )
-            if arguments.epochs <= arguments.initial_epoch or _has_no_weights(model):
+            if arguments.epochs <= arguments.initial_epoch:
                 return self._fit_nothing(fit, model, arguments)
             if self._others_wait and self._cluster.is_chief:
                 self._tell(_TRAINS_AGAIN, ExitCode.DONE)
@@ -260,14 +260,9 @@ class Program:
     def _fit_nothing(
         self, fit: Callable[..., Any], model: keras.Model, arguments: FitArguments
     ) -> keras.callbacks.History:
-        """Calls Keras's `fit` where it trains nothing: no epoch, or no weights."""
-        if _has_no_weights(model):
-            self._warn(
-                f"model {model.name!r} has no weights: Keras's own fit computes its "
-                "losses, and --strategy distributes nothing"
-            )
+        """Calls Keras's `fit` for no epoch: it calls callbacks, and trains nothing."""
         # The program itself may do so, but not the flag.
-        elif self._config.length.epochs is not None:
+        if self._config.length.epochs is not None:
             raise UsageError(
                 f"--epochs={arguments.epochs} leaves nothing to train after "
                 f"fit(initial_epoch={arguments.initial_epoch}): give a larger number."
@@ -276,11 +271,3 @@ class Program:
         if not self._cluster.is_chief:
             given["callbacks"] = None
         return fit(model, **given)
-
-
-def _has_no_weights(model: keras.Model) -> bool:
-    """Returns whether a model has only losses, as in Keras's guide to subclassing.
-
-    Frozen weights are a mistake, which is refused.
-    """
-    return model.built and not model.weights

@@ -315,8 +315,7 @@ def test_a_step_of_pairs_along_the_first_axis_has_one_replica(
 
 
 # A cell of a recurrent layer; most programs have layers that Keras builds before.
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("strategy", [_MIRRORED, _SERVERS])
+@pytest.mark.parametrize("strategy", [_MIRRORED, further(_SERVERS)])
 def test_layers_that_only_a_call_builds_are_trained(
     tmp_path: pathlib.Path, strategy: tuple[str, ...]
 ) -> None:
@@ -696,33 +695,6 @@ def test_a_metric_that_counts_pairs_of_examples_counts_those_of_a_replica(
     is_named = "metric 'near' counts combinations of the examples" in done.stderr
     assert is_named == (strategy != ("--strategy=one_device",)), done.stderr
     assert not is_named or "labels [n], predictions [n, 1]" in done.stderr
-
-
-@pytest.mark.parametrize("strategy", [_MIRRORED, further(_WORKERS), further(_SERVERS)])
-def test_a_model_without_weights_is_left_to_keras(
-    tmp_path: pathlib.Path, strategy: tuple[str, ...]
-) -> None:
-    """Keras's guide to subclassing shows losses of layers by such a model."""
-    done = _run(
-        tmp_path,
-        """
-        def fit_of_losses():
-            layers = [keras.layers.Input((4,)), keras.layers.ActivityRegularization(1)]
-            losses = keras.Sequential(layers, name="losses")
-            losses.compile("sgd", "mse")
-            history = losses.fit(x, x, batch_size=60, epochs=2, verbose=0)
-            print("loss", history.history["loss"] == [losses.evaluate(x, x)] * 2)
-        fit_of_losses()
-        model.fit(x, y, batch_size=20)
-        fit_of_losses()
-        """,
-        *strategy,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("loss True") == 2, done.stdout
-    assert done.stderr.count("'losses' has no weights: Keras's own fit") == 1
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert (result["status"], result["steps"]) == ("completed", 3)
 
 
 def test_a_layer_that_normalizes_a_part_of_a_global_batch_is_named(
