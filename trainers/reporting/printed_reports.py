@@ -20,6 +20,7 @@ from trainers.loop.memory_estimate import (
     warning_of,
 )
 from trainers.loop.parts import TrainingParts
+from trainers.model.layer_state import sums_over_replicas
 from trainers.reporting.metrics import RunMetrics
 from trainers.reporting.metrics_writer import in_words
 from trainers.reporting.result import ALWAYS_FINAL
@@ -93,7 +94,7 @@ def _normalized_apart(parts: TrainingParts) -> str | None:
         if isinstance(layer, keras.layers.BatchNormalization)
         # Otherwise it normalizes with its moving statistics.
         and layer.trainable
-        and not (layer.synchronized and can_sum)
+        and not (can_sum and sums_over_replicas(layer))
     ]
     if num_parts == 1 or not names:
         return None

@@ -136,9 +136,8 @@ def died_at_start_up(victim: str, delay: float, folder: pathlib.Path) -> Survivo
     with cluster(folder, num_tasks, *flags, absent=(victim,)) as tasks:
         code = f"import sys; sys.argv.insert(1, '{delay}')\n{_DIES}"
         tasks.start(victim, begin=[sys.executable, "-c", code])
-        code_of_victim = tasks.started[victim].exit_code()
-        said_by_victim = tasks.started.pop(victim).error_lines()[-5:]
-        assert code_of_victim == -signal.SIGKILL, said_by_victim
+        dead = tasks.started.pop(victim)
+        assert dead.exit_code() == -signal.SIGKILL, dead.error_lines()[-5:]
         died = time.monotonic()
         codes = tasks.exit_codes()
         seconds = time.monotonic() - died

@@ -77,7 +77,7 @@ def own_step(
 
 def _remarks(step: ModelStep, seen: Observed, few: Batch) -> Iterator[str]:
     """Yields warnings if a step, or one of its metrics, does not divide into shards."""
-    # Layers that normalize a batch predict others for a half, which it may just count.
+    # A metric may count predictions, which differ in a half of a normalized batch.
     for own in () if normalizes_batches(step.model) else step.metrics:
         if own.combines:
             name = own.metric.name
