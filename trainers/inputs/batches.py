@@ -1,4 +1,4 @@
-"""Global batches of examples that are read by index."""
+"""Global batches: of examples that are read by index, and of any source."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.common.types import Batch, SpanShape
+from strategies.common.types import Batch, GlobalBatches, SpanShape
 from trainers.inputs.augmentation import Augment
 from trainers.inputs.shuffling import Order
-from trainers.inputs.sources import Source
+from trainers.inputs.sources import Source, StreamedSource
 
 # First step and step after the last one of a chunk, by its number.
 _LimitsOfChunk = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
@@ -176,6 +176,27 @@ class SourceBatches:
         stop = chunk_of(self.last_step - 1) + 1
         chunks = tf.data.Dataset.range(chunk_of(self.first_step), stop)
         return chunks.repeat() if self.repeats else chunks, limits
+
+
+def batches_of(
+    source: Source,
+    order: Order,
+    first_step: int,
+    last_step: int,
+    augment: Augment | None = None,
+    repeats: bool = False,
+) -> GlobalBatches:
+    """Returns the batches of a range of steps of any source; see `SourceBatches`."""
+    if isinstance(source, StreamedSource):
+        return source.batches(order, first_step, last_step)
+    return SourceBatches(
+        source=source,
+        order=order,
+        first_step=first_step,
+        last_step=last_step,
+        augment=augment,
+        repeats=repeats,
+    )
 
 
 def _without_tuning() -> tf.data.Options:

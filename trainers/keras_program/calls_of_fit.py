@@ -126,7 +126,8 @@ class CallsOfFit:
 
     def _data_of(self, arguments: FitArguments) -> Data:
         """Returns the data of a call, with warnings about its validation."""
-        data = data_of_fit(arguments, self._config.run.seed)
+        seed = self._phase.order_seed(self._config.run.seed)
+        data = data_of_fit(arguments, seed)
         check_streams(self._config.strategy, data)
         if validates_on_nothing(arguments, data):
             self._warn(

@@ -16,7 +16,7 @@ from strategies.common.fields import LARGEST_WHOLE_NUMBER
 from trainers import inputs
 from trainers.config.config import Config
 from trainers.config.run import DEFAULT_TRAIN_STEPS
-from trainers.inputs.any_batches import batches_of
+from trainers.inputs.batches import batches_of
 from trainers.inputs.shuffling import Order
 from trainers.inputs.sources import Data
 from trainers.loop import checks
@@ -179,7 +179,7 @@ def _checked_order(
     return Order(
         num_examples=data.train.num_examples,
         global_batch_size=config.length.global_batch_size,
-        seed=config.run.seed if data.is_shuffled else None,
+        seed=phase.order_seed(config.run.seed) if data.is_shuffled else None,
         drop_last_batch=config.drops_last_batch,
         first_step=phase.first_step,
         first_example=phase.first_example,

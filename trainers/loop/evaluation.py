@@ -14,7 +14,7 @@ import numpy as np
 from models.objective import add_steps
 from strategies.base import Strategy
 from strategies.common.types import BoundedInput, LoopFunction
-from trainers.inputs.any_batches import batches_of
+from trainers.inputs.batches import batches_of
 from trainers.inputs.shuffling import Order
 from trainers.inputs.sources import Source
 from trainers.model.confusion_matrix import CONFUSION

@@ -15,7 +15,7 @@ from strategies.base import Strategy
 from strategies.common.types import GlobalBatches, LoopFunction, ReplicaFunction
 from strategies.inner_loop.reduction import bytes_of
 from trainers.config.config import Config
-from trainers.inputs.any_batches import batches_of
+from trainers.inputs.batches import batches_of
 from trainers.inputs.shuffling import Order
 from trainers.inputs.sources import Data
 from trainers.loop.compilation import Compilation
@@ -156,6 +156,18 @@ class Phase:
     first_step: int = 0
     first_example: int = 0
 
+    def order_seed(self, seed: int) -> int:
+        """Returns the seed of the order of examples, another one for each training.
+
+        Otherwise a program that calls `fit` once for each epoch would train on the same
+        batches in all of them.
+        """
+        return (seed + (self.number - 1) * _SEED_STRIDE) % 2**63
+
+
+# Odd, so that no two of 2**63 trainings have one seed, and large, so that they do not
+# have those of runs with the next seeds: 2**63 divided by the golden ratio.
+_SEED_STRIDE = 0x4F1BBCDCBFA53E0B
 
 ONLY_PHASE = Phase()
 

@@ -400,3 +400,46 @@ def test_one_replica_trains_a_model_of_batches_of_one_size(
     flags = ("--strategy=one_device", "--set=report.histogram_every_steps=1")
     found = under(run, text, *flags)
     assert_same(found, by_fit(plain, text))
+
+
+_ONE_EPOCH_EACH = """
+import keras
+import numpy as np
+
+
+class Batches(keras.utils.PyDataset):
+    num_batches = 32
+
+    def __getitem__(self, index):
+        return x[[index]], y[[index]]
+
+
+x, y = np.zeros((32, 1)), np.arange(32)
+for data in (dict(x=x, y=y, batch_size=1), dict(x=Batches())):
+    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.0), "mae")
+    orders = []
+    for fit in range(3):
+        means = []
+
+        def add(batch, logs):
+            means.append(logs["loss"])
+
+        seen = keras.callbacks.LambdaCallback(on_train_batch_end=add)
+        model.fit(**data, callbacks=[seen], verbose=0)
+        # The loss of a batch is its label, and logs have the mean of all so far.
+        sums = np.array(means) * np.arange(1, 33)
+        orders.append(tuple(np.round(np.diff(sums, prepend=0)).astype(int)))
+    assert all(sorted(order) == [*range(32)] for order in orders), orders
+    print(len(set(orders)), "orders")
+"""
+
+
+def test_each_fit_has_another_order(tmp_path: pathlib.Path) -> None:
+    """A program may call `fit` once for each epoch."""
+    path = tmp_path / "train.py"
+    path.write_text(_ONE_EPOCH_EACH)
+    words = (f"--script={path}", f"--run_dir={tmp_path / 'run'}")
+    done = processes.run(*words, "--strategy=one_device", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("3 orders") == 2, done.stdout
