@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import inspect
-import math
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -39,7 +38,8 @@ class CallbackState:
     """Attributes of callbacks, for checkpoints.
 
     These are numbers, texts and arrays, and lists and dictionaries of them, such as the
-    best weights so far. Files, functions and the like are left out.
+    best weights so far. Files, functions and the like are left out, and what Keras's
+    own classes keep for one process, apart from their counters.
     """
 
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback]):
@@ -140,13 +140,22 @@ def _changed(
     contents = {
         name: encoded(value)
         for name, value in vars(callback).items()
-        if name not in of_keras
+        if name not in of_keras or _is_counter(name, value)
     }
     return {
         name: content[0]
         for name, content in contents.items()
         if content and made.get(name) != content
     }
+
+
+def _is_counter(name: str, value: Any) -> bool:
+    """Returns whether an attribute of Keras's own classes counts batches or epochs.
+
+    ModelCheckpoint learns the number of an epoch at its beginning alone, which a run
+    that is resumed within the epoch does not have.
+    """
+    return name.startswith("_") and type(value) in (int, float)
 
 
 def _names_of_keras(kind: type[keras.callbacks.Callback]) -> Collection[str]:
@@ -196,8 +205,7 @@ def restored_history(
 ) -> tuple[list[int], dict[str, list[Any]]]:
     """Returns the numbers of epochs and their logs, from `state_of_history`."""
     logs = {
-        # Earlier versions wrote None for a number that is not finite.
-        name: [math.nan if value is None else decoded(value) for value in values]
+        name: [decoded(value) for value in values]
         for name, values in state.items()
         if name != EPOCHS
     }

@@ -96,8 +96,7 @@ class Epochs:
         history = state.get("history", {})
         self.is_stopped = bool(history.get(STOPPED, False))
         self.callbacks.restore(state)
-        # Checkpoints of earlier versions do not say it.
-        self._is_begun = bool(history and history.get(BEGUN, True))
+        self._is_begun = bool(history.get(BEGUN, False))
 
     def read_again(self, is_over: bool) -> None:
         """Reads what earlier processes have read and this training does not read again.

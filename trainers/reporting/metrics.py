@@ -136,7 +136,6 @@ class MetricsWindow:
         Times start at zero, because they belong to a process.
         """
         self.reset()
-        # Earlier versions wrote None for a number that is not finite.
         for name, value in sums.items():
             self._sums[name] = np.asarray(decoded(value), np.float64)
 

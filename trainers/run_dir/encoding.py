@@ -67,10 +67,7 @@ def decoded(value: Any) -> Any:
         return float(value[_FLOAT])
     if value.keys() == {_ARRAY}:
         return np.load(io.BytesIO(base64.b64decode(value[_ARRAY])), allow_pickle=False)
-    if value.keys() == {_ENTRIES}:
-        keys, values = value[_ENTRIES]
-        # A tuple in the place of a key must be one again.
-        keys = [tuple(k) if isinstance(k, list) else k for k in decoded(keys)]
-        return dict(zip(keys, decoded(values), strict=True))
-    # Of checkpoints of earlier versions.
-    return {key: decoded(part) for key, part in value.items()}
+    keys, values = value[_ENTRIES]
+    # A tuple in the place of a key must be one again.
+    keys = [tuple(k) if isinstance(k, list) else k for k in decoded(keys)]
+    return dict(zip(keys, decoded(values), strict=True))

@@ -37,7 +37,7 @@ class Keeps(keras.callbacks.EarlyStopping):
         super().on_epoch_end(epoch, logs)
         rate = self.model.optimizer.learning_rate
         logs.update(half=np.float32(0.5), rate=rate, whole=np.asarray(3), word="x")
-        logs.update(table=np.eye(2), infinite=float("inf"), other=object())
+        logs.update(table=np.eye(2), infinite=float("inf"), none=None, other=object())
         rate.assign(rate.numpy() / 2)
         self.seen += 1
         self.flag = np.bool_(1)
@@ -86,6 +86,7 @@ def test_a_resumed_run_has_all_that_callbacks_keep_and_log(
     found = [line for line in done.stdout.splitlines() if line.startswith("found")]
     logs = [
         *(("half", [0.5] * 5), ("infinite", [float("inf")] * 5)),
+        ("none", [None] * 5),
         # As the variable is at the end of the epoch.
         ("rate", [0.5 / 2**epoch for epoch in range(1, 6)]),
         *(("table", [[[1.0, 0.0], [0.0, 1.0]]] * 5), ("whole", [3] * 5)),
