@@ -21,7 +21,7 @@ class PreemptionSignals:
     """Signal handlers that stop a run after the current step. A callback.
 
     The context of each training of a process. A request that came too late to stop one
-    training stops the next one after its first step.
+    training stops the next one after its first call of the inner loop.
 
     A SIGINT that the process was started to ignore stays ignored.
     A second signal is handled as it was before, which ends the process at once; unless
@@ -39,6 +39,8 @@ class PreemptionSignals:
         self._stops_together = stops_together
         self._received: int | None = None
         self._previous: dict[int, Any] = {}
+        self._num_trainings = 0
+        self._is_first_call = True
         call_at_forks(
             before=self._block,
             after_in_parent=self._unblock,
@@ -46,6 +48,8 @@ class PreemptionSignals:
         )
 
     def __enter__(self) -> PreemptionSignals:
+        self._num_trainings += 1
+        self._is_first_call = True
         for number in () if self.requested else requests_to_stop():
             self._previous[number] = signal.signal(number, self._receive)
         for passed_on in PASSED_ON.values():
@@ -72,11 +76,14 @@ class PreemptionSignals:
         """Raises `StopRequested` if this run was asked to stop.
 
         Processes that stop together do so after the same step. A run that has reached
-        its last step ends normally.
+        its last step ends normally, but not a later training whose first call is also
+        its last: a program that trains so again and again would never stop.
         """
         agreed = report.results.agreed.stop_requested
         asked = agreed if self._stops_together else self.requested
-        if asked and not report.is_last:
+        is_late = self._num_trainings > 1 and self._is_first_call
+        self._is_first_call = False
+        if asked and (is_late or not report.is_last):
             raise StopRequested(self.exit_code)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:

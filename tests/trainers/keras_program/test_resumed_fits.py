@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests import processes
+from tests.event_files import read_events
 from tests.markers import further
 
 _PROGRAM = """
@@ -224,6 +225,38 @@ def test_what_callbacks_begin_with_is_not_begun_again(
     assert _said(resumed) == expected
 
 
+def test_callbacks_of_batches_go_on_counting(tmp_path: pathlib.Path) -> None:
+    """Keras callbacks count in attributes that they set in epochs that have begun."""
+    text = """
+    class Kill(Once):
+        def act_in_second_epoch(self, batch, logs):
+            if batch == 4 and self.model.optimizer.iterations > 6:
+                self.first(kill)
+
+    kill_once = Kill("on_train_end", print)
+    kill_once.on_train_batch_end = kill_once.act_in_second_epoch
+    callbacks = [
+        keras.callbacks.ModelCheckpoint("saved-{epoch}-{batch}.keras", save_freq=4),
+        keras.callbacks.TensorBoard(
+            "board", update_freq=1, write_steps_per_second=True
+        ),
+        kill_once,
+    ]
+    model.compile("sgd", "mse")
+    model.fit(x, y, epochs=3, batch_size=8, callbacks=callbacks)
+    """
+    often = (*_ONE, "--checkpoint_every_steps=4")
+    first = _run(tmp_path, text, *often)
+    assert first.returncode == -9, first.stderr
+    resumed = _run(tmp_path, text, *often, "--resume=auto")
+    assert resumed.returncode == 0, resumed.stderr
+    # Every fourth of 18 batches, six in each epoch.
+    saved = {path.name for path in tmp_path.glob("saved-*")}
+    assert saved == {f"saved-{name}.keras" for name in ("1-4", "2-2", "2-6", "3-4")}
+    steps = read_events(tmp_path / "board" / "train").scalars("batch_loss")
+    assert sorted(steps) == [*range(1, 19)]
+
+
 @pytest.mark.parametrize(
     "strategy",
     [_ONE, further(("--strategy=multi_worker_mirrored", "--num_workers=2"))],
@@ -243,6 +276,30 @@ def test_a_signal_after_the_last_step_of_a_fit_stops_the_next_one(
     assert ", fit 2 of the program\n" in stopped.stdout
     result = processes.result_of(tmp_path / "run")
     assert (result["status"], result["steps"]) == ("preempted", 7)
+    resumed = _run(tmp_path, text, *strategy, "--resume=auto")
+    (tmp_path / "run").rename(tmp_path / "was")
+    assert _said(resumed) == _said(_run(tmp_path, text, *strategy)) != []
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [_ONE, further(("--strategy=multi_worker_mirrored", "--num_workers=2"))],
+)
+def test_a_signal_stops_a_program_whose_fits_have_one_step(
+    tmp_path: pathlib.Path, strategy: tuple[str, ...]
+) -> None:
+    """Each signal comes too late for the fit of its time."""
+    text = """
+    model.compile("sgd", "mse")
+    for _ in range(9):
+        callbacks = [Once("on_train_end", stop)]
+        model.fit(x, y, batch_size=48, verbose=0, callbacks=callbacks)
+    print("said", model.get_weights())
+    """
+    stopped = _run(tmp_path, text, *strategy)
+    assert stopped.returncode == 143, stopped.stderr
+    result = processes.result_of(tmp_path / "run")
+    assert (result["status"], result["steps"]) == ("preempted", 2)
     resumed = _run(tmp_path, text, *strategy, "--resume=auto")
     (tmp_path / "run").rename(tmp_path / "was")
     assert _said(resumed) == _said(_run(tmp_path, text, *strategy)) != []
