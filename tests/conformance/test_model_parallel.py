@@ -83,6 +83,32 @@ def test_dropout_is_that_of_as_many_replicas(replayable: bool) -> None:
     )
 
 
+class Noise(keras.layers.Layer):
+    """A layer whose random numbers are the state of no layer."""
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        return inputs + tf.random.normal(tf.shape(inputs), dtype=inputs.dtype)
+
+
+@pytest.mark.parametrize("stages", [("second",), further(("third",))])
+def test_random_numbers_of_tensorflow_do_not_depend_on_stages(
+    stages: tuple[str, ...],
+) -> None:
+    def layers() -> list[keras.layers.Layer]:
+        last = keras.layers.Dense(3)
+        return [Noise(), Noise(name="second"), Noise(name="third"), last]
+
+    def losses(strategy: str, replicas: int, **settings: Any) -> np.ndarray:
+        shared = {"global_batch_size": 8, "dtype": "float64"}
+        made = assemble_custom(
+            strategy, replicas, layers, FEATURES, **shared, **settings
+        )
+        return train(made, 3)["loss"]
+
+    got = losses("model_parallel", 1, pipeline_stages=stages, num_microbatches=2)
+    np.testing.assert_allclose(got, losses("tower", 2), rtol=1e-10)
+
+
 def residual(data: Examples, settings: Settings) -> keras.Model:
     """Builds a model whose tensors cross several borders and have several users.
 

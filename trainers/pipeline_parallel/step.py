@@ -60,23 +60,18 @@ class PipelineStep:
         self._sparse_gradients = settings.sparse_gradients
         self._loss_scale = settings.loss_scale
         # Traced once for all micro-batches, and their gradients once, too.
-        self._forwards = [
-            tf.function(
-                Forward(
-                    stage,
-                    model,
-                    objective,
-                    layer_state,
-                    states,
-                    StepRandomNumbers(
-                        settings.seed, settings.random_numbers, stage.index
-                    ),
-                ),
-                autograph=False,
-                jit_compile=settings.jit_compile or None,
+        self._forwards = []
+        numbers = None
+        for stage in pipeline.stages:
+            numbers = StepRandomNumbers(settings.seed, settings.random_numbers, numbers)
+            forward = Forward(stage, model, objective, layer_state, states, numbers)
+            self._forwards.append(
+                tf.function(
+                    forward,
+                    autograph=False,
+                    jit_compile=settings.jit_compile or None,
+                )
             )
-            for stage in pipeline.stages
-        ]
         self._clocks = [StageClock(stage.device) for stage in pipeline.stages]
 
     def with_current_weights(self) -> ReplicaFunction:

@@ -15,21 +15,30 @@ from trainers.model.random_numbers.tensorflow_draws import TensorFlowDraws
 
 
 class StepRandomNumbers:
-    """Random numbers of layers, of `keras.random` and of TensorFlow in a step."""
+    """Random numbers of layers, of `keras.random` and of TensorFlow in a step.
+
+    Attributes:
+      num_draws: Number of operations of TensorFlow that have drawn when the block of
+        `drawn` ends, in the stages before as well.
+    """
 
     def __init__(
-        self, seed: int, replayed: ReplayedRandomNumbers | None, stage: int = 0
+        self,
+        seed: int,
+        replayed: ReplayedRandomNumbers | None,
+        before: StepRandomNumbers | None = None,
     ):
         """Replaces nothing yet.
 
         Args:
           seed: Seed of the run.
           replayed: Random numbers of examples; None for numbers of replicas.
-          stage: Number of the stage of the model, whose steps have other numbers.
+          before: Numbers of the stage before, which is traced earlier; None without.
         """
+        self.num_draws = 0
         self._seed = seed
         self._replayed = replayed
-        self._stage = stage
+        self._before = before
         self._draws = TensorFlowDraws(replayed)
 
     def keyed(
@@ -42,14 +51,14 @@ class StepRandomNumbers:
     def drawn(self, batch: Batch) -> Iterator[None]:
         """Draws the numbers of a replica's step in the block, in this thread."""
         key = step_key(self._seed, batch, self._replayed is not None)
-        # Stages are traced one by one, and each counts its draws from 1.
-        if self._stage:
-            key = tf.random.fold_in(key, tf.constant(self._stage, tf.int64))
+        # So that a layer draws the same numbers wherever a model is cut into stages.
+        num_before = 0 if self._before is None else self._before.num_draws
         with contextlib.ExitStack() as block:
             if self._replayed is not None:
                 block.enter_context(self._replayed.replayed(batch.indices))
-            block.enter_context(self._draws.keyed(key))
+            step = block.enter_context(self._draws.keyed(key, num_before))
             yield
+            self.num_draws = step.num_draws
 
 
 class RandomNumbersOfFit:

@@ -42,14 +42,25 @@ class TensorFlowDraws:
           replace: Function of `private_apis/random_numbers.py` that replaces draws.
         """
         self._replayed = replayed
-        self._steps: PerThread[_Step] = PerThread(lambda: replace(self._instead))
+        self._steps: PerThread[Step] = PerThread(lambda: replace(self._instead))
 
     @contextlib.contextmanager
-    def keyed(self, key: tf.Tensor | tf.Variable) -> Iterator[None]:
-        """Draws the numbers of a key, int64 [2], in the block, in this thread."""
-        key = tf.convert_to_tensor(key)
-        with self._steps.having(_Step(key, tf.compat.v1.get_default_graph())):
-            yield
+    def keyed(
+        self, key: tf.Tensor | tf.Variable, num_before: int = 0
+    ) -> Iterator[Step]:
+        """Draws the numbers of a key in the block, in this thread.
+
+        Args:
+          key: Key of the step, int64 [2].
+          num_before: Number of draws of the step before the block.
+
+        Yields:
+          The step, whose number of draws grows.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        step = Step(tf.convert_to_tensor(key), graph, num_before)
+        with self._steps.having(step):
+            yield step
 
     @contextlib.contextmanager
     def keyed_in_steps(self, model: keras.Model, key: tf.Variable) -> Iterator[None]:
@@ -87,7 +98,7 @@ class TensorFlowDraws:
 
 
 @dataclasses.dataclass(slots=True)
-class _Step:
+class Step:
     """The step under way in a thread.
 
     Attributes:
@@ -98,7 +109,7 @@ class _Step:
 
     key: tf.Tensor
     graph: Any
-    num_draws: int = 0
+    num_draws: int
 
 
 # Functions of Keras with the same distribution.
