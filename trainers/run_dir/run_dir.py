@@ -32,8 +32,9 @@ from trainers.run_dir.checkpoint_names import checkpoints_in
 # checked together with the checkpoint.
 _PARTS = (
     *("config.json", "metrics.jsonl", "result.json", "measured.json"),
-    *("checkpoints", "export", "tb/train", "tb/eval", "tb/evaluator"),
-    *("logs/*", "recording/*", "trackers/*"),
+    # Later trainings of a program have a folder each in that of the checkpoints.
+    *("checkpoints/*", "export", "tb/train", "tb/eval", "tb/evaluator"),
+    *("logs/*", "recording/*", "trackers/*", "step_phases/*"),
 )
 
 

@@ -80,7 +80,7 @@ def configured(**settings: str) -> Tampering:
 _FILES = ("config.json", "metrics.jsonl", "result.json")
 _FOLDERS = (
     *("checkpoints", "tb", "tb/train", "tb/eval", "tb/evaluator", "logs", "recording"),
-    "checkpoints/step-00000002",
+    *("checkpoints/step-00000002", "checkpoints/phase-2", "step_phases"),
 )
 _WRITTEN = (
     *("logs/chief-0.log", "logs/worker-1.log", "logs/ps-0.ending", "measured.json"),
