@@ -70,8 +70,12 @@ class Clock:
         self._seconds[kind] += seconds
 
     def started(self) -> None:
-        """Ends the start-up phase, which began with the process, before imports."""
-        self._seconds["startup"] = time.perf_counter() - self._start_of_process
+        """Ends the start-up phase, which began with the process, before imports.
+
+        A process that trains several times has started up once.
+        """
+        if not self._seconds["startup"]:
+            self._seconds["startup"] = time.perf_counter() - self._start_of_process
 
     def seconds(self) -> dict[str, float]:
         return {kind: round(value, 6) for kind, value in self._seconds.items()}
