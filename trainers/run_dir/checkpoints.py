@@ -77,10 +77,13 @@ class Checkpoints:
             step=step,
             loss_scale=[variable.value for variable in loss_scale],
         )
+        saved = [*model.weights, *of_optimizer]
+        if untracked := _untracked(self._checkpoint, saved):
+            self._checkpoint.untracked = untracked
         self._replica_state = replica_state
         self._replicas = tf.train.Checkpoint(variables=list(replica_state))
-        weights = [v.value for v in (*model.weights, *of_optimizer)]
-        self._write_variables = _writer(self._checkpoint, [*weights, step])
+        values = [variable.value for variable in saved]
+        self._write_variables = _writer(self._checkpoint, [*values, step])
         self._write_replicas = _writer(self._replicas, replica_state)
 
     def save(self, state: Mapping[str, Any]) -> pathlib.Path:
@@ -254,6 +257,19 @@ class Checkpoints:
             leftover = self._folder / f"{_UNFINISHED}{name_of(old)}"
             (self._folder / name_of(old)).rename(leftover)
             remove(leftover)
+
+
+def _untracked(
+    checkpoint: tf.train.Checkpoint, variables: Iterable[keras.Variable]
+) -> list[tf.Variable]:
+    """Returns the variables that TensorFlow does not find from a checkpoint's objects.
+
+    Keras keeps attributes that are lists or dictionaries in classes of its own, whose
+    content TensorFlow does not see (keras/src/backend/tensorflow/trackable.py): layers
+    of a list, cells of an RNN, the optimizers of a MultiOptimizer.
+    """
+    found = {id(one) for one in tf.train.TrackableView(checkpoint).descendants()}
+    return [v.value for v in variables if found.isdisjoint((id(v), id(v.value)))]
 
 
 def _is_same(there: Sequence[Variable] | None, here: Sequence[Variable]) -> bool:

@@ -126,6 +126,45 @@ def test_everything_is_restored(tmp_path: pathlib.Path) -> None:
     assert restored.warnings == []
 
 
+class Blocks(keras.Model):
+    """A model with layers in lists and dictionaries, and in other layers' lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = [keras.layers.Dense(4), keras.layers.BatchNormalization()]
+        self.heads = {"head": [keras.layers.Dense(2, trainable=False)]}
+        cells = [keras.layers.LSTMCell(4), keras.layers.LSTMCell(3)]
+        self.recurrent = keras.layers.RNN(cells)
+
+    def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
+        for block in self.blocks:
+            inputs = block(inputs, training=training)
+        (head,) = self.heads["head"]
+        return head(self.recurrent(inputs))
+
+
+@pytest.mark.parametrize("name", ["adam", "both"])
+def test_layers_and_optimizers_in_lists_are_restored(
+    tmp_path: pathlib.Path, name: str
+) -> None:
+    def network() -> Network:
+        model = Blocks()
+        model(tf.zeros([2, 5, 3]))
+        one, other = keras.optimizers.Adam(), keras.optimizers.SGD(momentum=0.9)
+        both = keras.optimizers.MultiOptimizer(
+            lambda variable: one if "kernel" in variable.path else other
+        )
+        optimizer = {"adam": keras.optimizers.Adam(), "both": both}[name]
+        optimizer.build(model.trainable_variables)
+        return Network(model, optimizer, tf.Variable(0, dtype=tf.int64))
+
+    saved = Run(tmp_path, network=network())
+    saved.save(7)
+    restored = Run(tmp_path, network=network())
+    restored.restore()
+    assert restored.values() == saved.values() == restored.values_at(7)
+
+
 def test_state_of_replicas_is_restored_by_its_name(tmp_path: pathlib.Path) -> None:
     errors = tf.Variable([7.0], name="error")
     Run(tmp_path, replica_state=[errors]).save(1)
