@@ -276,10 +276,17 @@ Read = Callable[[Sequence["tf.Variable"]], list["tf.Tensor"]]
 
 
 class SpanShape(NamedTuple):
-    """Numbers of steps, and of rows of each step, in one element of a dataset."""
+    """Largest numbers of steps, and of rows of each step, in an element of a dataset.
+
+    Attributes:
+      num_steps: Number of steps.
+      num_rows: Number of rows of a step.
+      has_smaller_batches: True if steps of some elements have fewer rows.
+    """
 
     num_steps: int
     num_rows: int
+    has_smaller_batches: bool
 
 
 class GlobalBatches(Protocol):

@@ -3,8 +3,9 @@
 The runtime starts every operation of a step by itself, which takes longer than the
 computation of a small network. XLA makes one program of the loop over the steps of a
 span, input and update included. It needs shapes that are known in advance: spans are
-padded to the largest number of steps and rows, and the padding is not computed or
-weighs nothing.
+padded to the largest number of steps, and the padding is not computed. A smaller batch,
+such as the last of an epoch, takes the step of the plain loop: more rows would change
+what a model computes for a whole batch, such as a mean of activations.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from strategies.common.types import (
     SpanShape,
     Update,
 )
-from strategies.inner_loop.input import Steps, TimedBatch
+from strategies.inner_loop.input import Steps, TimedBatch, steps_of_span
 from strategies.inner_loop.loop import InnerLoop, LoopState
 from strategies.inner_loop.results import START, WAIT
 from strategies.inner_loop.step import Step, run_step
@@ -39,9 +40,9 @@ class CompiledLoop(InnerLoop):
     def __init__(
         self, step: Step, replica_step: ReplicaFunction, update: Update | None
     ):
-        apply_if = functools.partial(_apply_if, step.apply)
-        step = dataclasses.replace(step, apply_if=apply_if)
         super().__init__(step, replica_step, update)
+        apply_if = functools.partial(_apply_if, step.apply)
+        self._compiled_step = dataclasses.replace(step, apply_if=apply_if)
 
     def function_of(self, batches: Any) -> Any:
         if self._function is None:
@@ -54,8 +55,19 @@ class CompiledLoop(InnerLoop):
         steps = super()._steps(num_steps, observe, local_flags)
 
         def run_span(taken: TimedBatch, state: Sequence[Any]) -> LoopState:
-            return self._run_span(
-                taken, LoopState(*state), num_steps, observe, local_flags
+            def compiled() -> LoopState:
+                return self._run_span(
+                    taken, LoopState(*state), num_steps, observe, local_flags
+                )
+
+            if not self._span_shape.has_smaller_batches:
+                return compiled()
+            span, _ = taken.batch
+            return tf.cond(
+                tf.equal(tf.shape(span.indices)[1], self._span_shape.num_rows),
+                compiled,
+                lambda: LoopState(*steps_of_span(taken, steps, state)),
+                name="whole_batches",
             )
 
         return dataclasses.replace(steps, run_span=run_span)
@@ -140,7 +152,7 @@ class CompiledLoop(InnerLoop):
                 return tf.zeros([0], tf.float64)
 
             outputs = run_step(
-                self._step,
+                self._compiled_step,
                 self._replica_step,
                 self._update,
                 batch,
@@ -212,11 +224,12 @@ class _StepResults(NamedTuple):
 
 
 def _padded(span: Batch, shape: SpanShape) -> Batch:
-    """Returns a span of the largest size, with zeros for missing steps and rows."""
+    """Returns a span with the most steps, the missing ones zeros."""
 
     def padded(tensor: tf.Tensor) -> tf.Tensor:
-        # Scalars of a step have the axis of steps alone.
-        sizes = shape[: tensor.shape.rank]
+        # Scalars of a step have the axis of steps alone. A span without steps has no
+        # rows, either.
+        sizes = (shape.num_steps, shape.num_rows)[: tensor.shape.rank]
         missing = sizes - tf.shape(tensor)[: len(sizes)]
         behind = [[0, missing[axis]] for axis in range(len(sizes))]
         inner = tensor.shape[len(sizes) :]

@@ -192,7 +192,7 @@ class PrefetchedChunks:
             upcoming = tf.cond(is_over, lambda: next(iterator), lambda: upcoming)
             taken = TimedBatch((span, position), ended, wait)
             if steps.run_span is None:
-                after = _steps_of_span(taken, steps, state)
+                after = steps_of_span(taken, steps, state)
             else:
                 after = steps.run_span(taken, state)
             with tf.control_dependencies([after[0]]):
@@ -219,7 +219,7 @@ class PrefetchedChunks:
         batches.left = left
 
 
-def _steps_of_span(
+def steps_of_span(
     span: TimedBatch, steps: Steps, state: Sequence[Any]
 ) -> Sequence[Any]:
     """Runs the rest of a span, or fewer steps if the call ends before."""

@@ -57,7 +57,8 @@ class SourceBatches:
         # No span goes beyond the end of an epoch.
         size, examples = self.order.global_batch_size, self.order.examples_per_epoch
         most_steps = min(self._steps_at_once(), max(examples // size, 1))
-        return SpanShape(most_steps, min(size, examples))
+        is_last_smaller = examples > size and examples % size > 0
+        return SpanShape(most_steps, min(size, examples), is_last_smaller)
 
     def spans(self, shard_index: int, num_shards: int) -> tf.data.Dataset:
         key = shard_index, num_shards
