@@ -88,6 +88,20 @@ def test_moving_statistics_follow_the_definition() -> None:
     np.testing.assert_allclose(got_variance, variance, rtol=1e-12)
 
 
+@pytest.mark.parametrize("settings", [{}, {"update": "async"}], ids=str)
+def test_a_momentum_of_one_keeps_the_statistics(settings: dict[str, Any]) -> None:
+    assembly = assemble_custom(
+        "tower",
+        2,
+        lambda: [keras.layers.BatchNormalization(momentum=1.0), keras.layers.Dense(3)],
+        FEATURES,
+        global_batch_size=8,
+        **settings,
+    )
+    train(assembly, 2)
+    np.testing.assert_array_equal(moving_statistics(assembly), [[0.0] * 6, [1.0] * 6])
+
+
 @pytest.mark.parametrize(
     ("strategy", "replicas"),
     # The test above has three replicas, one of which has no rows, of the others.

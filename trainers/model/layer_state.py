@@ -61,6 +61,8 @@ class LayerState:
             for layer in flat_layers(model)
             if isinstance(layer, keras.layers.BatchNormalization)
             and layer.built
+            # One with a momentum of 1 keeps its statistics.
+            and layer.momentum != 1
             # Keras 3.12, the newest version for Python 3.10, has no renormalization.
             and not getattr(layer, "renorm", False)
         ]
