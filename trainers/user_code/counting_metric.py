@@ -134,5 +134,8 @@ def change_of(new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
 
 def total_of(initial: np.ndarray, total: Any, variable: keras.Variable) -> tf.Tensor:
     """Returns the value of a metric's variable after a sum has been added."""
-    total = np.reshape(np.asarray(total), variable.shape)
-    return tf.constant((initial + total).astype(variable.dtype), variable.dtype)
+    value = initial + np.reshape(np.asarray(total), variable.shape)
+    if "float" not in variable.dtype:
+        # The parts of a batch may add up to a little less than one.
+        value = np.rint(value)
+    return tf.constant(value.astype(variable.dtype), variable.dtype)

@@ -15,6 +15,7 @@ from strategies.common.errors import UsageError
 from strategies.common.private_apis.models import mask_of
 from tests.markers import further
 from tests.trainers.user_code import factories
+from trainers.user_code.counting_metric import total_of
 from trainers.user_code.losses import objective_of
 from trainers.user_code.probe import Probe
 
@@ -372,3 +373,11 @@ def test_a_list_of_too_few_or_too_many_losses_is_refused(
 def test_a_loss_divides_by_the_words_that_have_no_mask() -> None:
     ids = np.array([[1, 2, 0, 0], [3, 0, 0, 0], [1, 2, 3, 4]] * 2)
     assert_as_evaluated(masked(), ids, np.ones([6, 4, 1], np.float32))
+
+
+def test_a_count_of_batches_is_a_whole_number() -> None:
+    """Six replicas with 8 of 48 examples count a sixth of each batch."""
+    parts = sum([8 / 48] * 60)
+    assert parts < 10
+    variable = keras.Variable(0, dtype="int32")
+    assert total_of(np.zeros([], np.int32), parts, variable) == 10
