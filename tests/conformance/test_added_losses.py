@@ -21,8 +21,12 @@ NUM_STEPS = 6
 class MeanPenalty(keras.layers.Layer):
     """A layer that adds the mean of its input's squares, as users' layers do."""
 
+    def __init__(self, axis: int | None = None):
+        super().__init__()
+        self.axis = axis
+
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        self.add_loss(0.5 * keras.ops.mean(keras.ops.square(inputs)))
+        self.add_loss(0.5 * keras.ops.mean(keras.ops.square(inputs), self.axis))
         return inputs
 
 
@@ -31,13 +35,13 @@ class MeanPenalty(keras.layers.Layer):
 ACTIVITY_FACTOR = 0.0 if keras.version().startswith("3.12.") else 0.125
 
 
-def penalized(strategy: str, replicas: int) -> TrainingParts:
+def penalized(strategy: str, replicas: int, axis: int | None = None) -> TrainingParts:
     return assemble_custom(
         strategy,
         replicas,
         lambda: [
             keras.layers.Dense(4, kernel_regularizer=keras.regularizers.L2(0.25)),
-            MeanPenalty(),
+            MeanPenalty(axis),
             keras.layers.Dense(
                 2, activity_regularizer=keras.regularizers.L2(ACTIVITY_FACTOR)
             ),
@@ -67,9 +71,10 @@ def test_added_losses_are_the_same_training(strategy: str, replicas: int) -> Non
         )
 
 
-def test_the_penalties_are_in_the_loss() -> None:
+@pytest.mark.parametrize("axis", [None, -1], ids=["of a batch", "of each example"])
+def test_the_penalties_are_in_the_loss(axis: int | None) -> None:
     """Compares one device itself with its first batch, computed by hand."""
-    assembly = penalized("one_device", 1)
+    assembly = penalized("one_device", 1, axis)
     batch = next(iter(assembly.batches(0).dataset(0, 1)))
     first, _, second = assembly.model.layers
     rows = tf.cast(batch.features, tf.float64)
@@ -78,7 +83,7 @@ def test_the_penalties_are_in_the_loss() -> None:
     expected = (
         np.mean(np.square(outputs))
         + 0.25 * np.sum(np.square(first.kernel.numpy()))
-        + 0.5 * np.mean(np.square(hidden))
+        + 0.5 * np.sum(np.mean(np.square(hidden), axis))
         + ACTIVITY_FACTOR * np.sum(np.square(outputs)) / len(rows)
     )
     sums = train(assembly, 1)

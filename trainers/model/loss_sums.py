@@ -51,13 +51,13 @@ def with_layer_losses(
     """Returns a sum of losses of rows, with losses of layers and regularization.
 
     Layers have added theirs in the scope, and the variables are trainable. Both are
-    means over a batch, so that each row counts with all of them. `Model.losses` would
-    contain both, but inside a StatelessScope it passes None to the regularizer of every
-    variable that the scope does not map (Keras 3.15, keras/src/layers/layer.py,
-    `_get_regularization_losses`).
+    means over a batch, so that each row counts with all of them; of several numbers
+    Keras takes the sum. `Model.losses` would contain both, but inside a StatelessScope
+    it passes None to the regularizer of every variable that the scope does not map
+    (Keras 3.15, keras/src/layers/layer.py, `_get_regularization_losses`).
     """
     penalties = [v.regularizer(v) for v in variables if v.regularizer is not None]
     added = tf.zeros([], loss.dtype)
     for one in (*scope.losses, *penalties):
-        added += tf.cast(one, loss.dtype)
+        added += tf.reduce_sum(tf.cast(one, loss.dtype))
     return loss + tf.cast(batch.num_rows, loss.dtype) * added

@@ -41,7 +41,8 @@ def forward_remark(model: keras.Model, few: Batch) -> str | None:
         scoped = keras.StatelessScope(keyed, collect_losses=True)
         with scoped as scope, numbers.drawn(batch):
             outputs = model(batch.features, training=True)
-        added = [tf.cast(loss, tf.float64) for loss in scope.losses]
+        # A layer may add a loss of each example, which Keras sums.
+        added = [tf.reduce_sum(tf.cast(loss, tf.float64)) for loss in scope.losses]
         return changes_in(scope, variables), tf.nest.flatten(outputs), added
 
     changes, outputs, added = zip(*on_halves(run, few), strict=True)
@@ -55,8 +56,9 @@ def forward_remark(model: keras.Model, few: Batch) -> str | None:
     if agree(parted[0], again) and not are_means(np.array(parted)):
         return (
             "a loss that the model adds (add_loss) is no mean over the examples of a "
-            "batch (perhaps it is a sum): each replica adds that of its shard in "
-            "proportion to its rows, so that their number matters; add a mean"
+            "batch (perhaps a sum, or a value of each, which Keras sums): each replica "
+            "adds that of its shard in proportion to its rows, so that their number "
+            "matters; add a mean"
         )
     return remark_on(variables, np.array(changes[:-1]))
 

@@ -88,10 +88,11 @@ class Penalty(layers.Layer):
     [
         (lambda x: ops.mean(x**2), False),
         (lambda x: ops.sum(x**2), True),
+        (lambda x: ops.sum(x**2, axis=1), True),
         (lambda x: ops.mean(x) ** 2, True),
         (lambda x: ops.mean(keras.random.normal(ops.shape(x)) * x), False),
     ],
-    ids=["mean", "sum", "square of a mean", "random"],
+    ids=["mean", "sum", "of each", "square of a mean", "random"],
 )
 def test_added_losses_that_are_no_mean_of_examples_are_named(
     of: Callable[[Any], Any], is_named: bool
