@@ -190,6 +190,14 @@ def test_numbers_have_the_distribution_of_keras(
     assert scipy.stats.kstest(numbers, expected.cdf).pvalue > UNLIKELY
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_uniform_numbers_do_not_reach_their_limit(dtype: str) -> None:
+    """Several of 50,000 numbers of 53 bits would be rounded to the limit."""
+    with NUMBERS.replayed(tf.range(500, dtype=tf.int64)):
+        numbers = keras.random.uniform((500, 100), 1.0, 2.0, dtype, seed=4)
+    assert np.max(numbers) < 2
+
+
 def test_whole_numbers_and_classes_have_their_chances() -> None:
     chances = [0.1, 0.6, 0.3]
     logits = np.tile(np.log(chances), (500, 1)).astype(np.float32)

@@ -22,6 +22,8 @@ from trainers.model.random_numbers.per_thread import PerThread
 
 # In the middle between two numbers of 53 bits, so that no number is zero.
 _HALF_A_STEP = 2.0**-54
+# Bits of uniform numbers in types with fewer than 53, as many as TensorFlow draws.
+_BITS = {tf.float32: 23, tf.float16: 10, tf.bfloat16: 7}
 # Keras's truncated_normal keeps numbers within two standard deviations.
 _TRUNCATED_AT = 2.0
 
@@ -90,7 +92,12 @@ class _Draw:
         self, shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None
     ) -> tf.Tensor:
         """Returns numbers from minval up to, but not including, maxval."""
-        numbers = tf.cast(self._uniform(shape), dtype or keras.config.floatx())
+        kind = tf.as_dtype(dtype or keras.config.floatx())
+        numbers = self._uniform(shape)
+        if kind in _BITS:
+            # The cast to a shorter type would round the largest ones to 1.
+            numbers = tf.floor(numbers * 2.0 ** _BITS[kind]) / 2.0 ** _BITS[kind]
+        numbers = tf.cast(numbers, kind)
         low, high = (tf.cast(limit, numbers.dtype) for limit in (minval, maxval))
         return low + numbers * (high - low)
 
