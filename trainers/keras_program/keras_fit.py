@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from strategies.common.private_apis.replaced import replaced_in
 from trainers.user_code.own_step.model_step import all_metrics
 
 
@@ -37,13 +38,11 @@ class LossOfFit:
 
         The step has to be traced there: that of a lent model has no trace before.
         """
-        for metric in self._metrics:
-            metric.update_state = self._both(metric, metric.update_state)
-        try:
-            yield
-        finally:
+        with contextlib.ExitStack() as block:
             for metric in self._metrics:
-                del metric.update_state
+                both = self._both(metric, metric.update_state)
+                block.enter_context(replaced_in(metric, "update_state", both))
+            yield
 
     def take(self) -> float | None:
         """Returns the mean since the last call; None if no metric keeps the loss."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.common.private_apis.models import flat_layers
+from strategies.common.private_apis.replaced import replaced_in
 from trainers.inputs.sources import Data, first_examples
 from trainers.model.histograms import histogram
 from trainers.user_code.checks import has_own_step
@@ -86,19 +88,12 @@ def _activations(model: keras.Model, features: Any) -> dict[str, tf.Tensor]:
 
         return note
 
-    before = {layer: vars(layer).get("call") for layer in model.layers}
-    for layer in before:
-        layer.call = noting(layer)
-    try:
+    with contextlib.ExitStack() as block:
+        for layer in model.layers:
+            block.enter_context(replaced_in(layer, "call", noting(layer)))
         # A layer may count its calls, or draw random numbers.
         with keras.StatelessScope(collect_losses=True):
             model(features, training=False)
-    finally:
-        for layer, call in before.items():
-            del layer.call
-            # A layer that is disabled in training has another `call`.
-            if call is not None:
-                layer.call = call
     return noted
 
 

@@ -1,4 +1,4 @@
-"""Attributes of others' modules and classes, replaced for a time."""
+"""Attributes of others' modules, classes and objects, replaced for a time."""
 
 from __future__ import annotations
 
@@ -27,6 +27,22 @@ def replaced(
     finally:
         for name, original in originals.items():
             setattr(place, name, original)
+
+
+@contextlib.contextmanager
+def replaced_in(instance: Any, name: str, replacement: Any) -> Iterator[None]:
+    """Replaces an attribute of a single object in the block.
+
+    Afterwards the object has that of its class again, or what a user has put there.
+    """
+    former = vars(instance).get(name)
+    setattr(instance, name, replacement)
+    try:
+        yield
+    finally:
+        delattr(instance, name)
+        if former is not None:
+            setattr(instance, name, former)
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from strategies.common.private_apis.random_numbers import (
     SEED,
     stateful_draws_replaced,
 )
+from strategies.common.private_apis.replaced import replaced_in
 from trainers.model.random_numbers.per_thread import PerThread
 from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
 
@@ -71,11 +72,8 @@ class TensorFlowDraws:
             with self.keyed(key):
                 return train_step(data)
 
-        model.train_step = with_key
-        try:
+        with replaced_in(model, "train_step", with_key):
             yield
-        finally:
-            del model.train_step
 
     def _instead(self, name: str) -> Callable[..., tf.Tensor] | None:
         """Returns a function to call in place of an operation; None to call that."""

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from strategies.common.private_apis.graphs import counted_alone
+from strategies.common.private_apis.replaced import replaced_in
 
 # Position of a metric and the name in its result, which is empty for one number.
 Result = tuple[int, str]
@@ -43,13 +44,11 @@ def results_noted(
 
         return note
 
-    for index, metric in enumerate(metrics):
-        metric.result = noting(index, metric.result)
-    try:
+    with contextlib.ExitStack() as block:
+        for index, metric in enumerate(metrics):
+            noting_result = noting(index, metric.result)
+            block.enter_context(replaced_in(metric, "result", noting_result))
         yield noted
-    finally:
-        for metric in metrics:
-            del metric.result
 
 
 def source_of(

@@ -129,6 +129,14 @@ def test_batches_of_an_evaluation_draw_different_numbers_without_a_seed() -> Non
     assert first == again != second
 
 
+def test_a_step_of_the_model_alone_is_there_again_after_a_fit() -> None:
+    model = keras.Sequential()
+    model.train_step = own = lambda data: {}
+    with TensorFlowDraws().keyed_in_steps(model, tf.Variable([0, 0], dtype=tf.int64)):
+        assert model.train_step is not own
+    assert model.train_step is own
+
+
 def test_turns_of_a_loop_draw_different_numbers() -> None:
     """A key of the step would be the same in each of them."""
 
