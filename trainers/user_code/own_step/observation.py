@@ -30,6 +30,7 @@ from trainers.user_code.own_step.model_step import (
 from trainers.user_code.own_step.reported import (
     Computed,
     Result,
+    of_any_size,
     results_noted,
     source_of,
 )
@@ -97,7 +98,8 @@ def observe(step: ModelStep, few: Batch, is_divisible: bool) -> Observed:
     # An example gets the same ones in a half as among all.
     replayed = ReplayedRandomNumbers()
     numbers = StepRandomNumbers(0, replayed)
-    kept: list[Any] = []
+    # Of each trace, that of all examples first.
+    kept: list[tuple[Any, Mapping[str, Any]]] = []
     variables = users_state(step.model)
 
     def run(batch: Batch) -> Any:
@@ -111,7 +113,7 @@ def observe(step: ModelStep, few: Batch, is_divisible: bool) -> Observed:
         # names (keras/src/trainers/trainer.py, `_get_metrics_result_or_logs`).
         reported = results if results.keys() == logs.keys() else logs
         sources = {name: source_of(value, noted) for name, value in reported.items()}
-        kept[:] = [scope, sources]
+        kept.append((scope, sources))
         return (
             step.changes(scope),
             [_numbers(number_of, update) for update in scope.updates],
@@ -122,7 +124,8 @@ def observe(step: ModelStep, few: Batch, is_divisible: bool) -> Observed:
         )
 
     outputs = on_halves(run, few, is_divisible)
-    scope, sources = kept
+    scope, of_half = kept[-1]
+    sources = of_any_size(kept[0][1], of_half)
     changes, gradients, norms, reported, states = zip(*outputs, strict=True)
     *sums, again = (tf.nest.flatten(one) for one in gradients)
     # Terms of both signs cancel, so that a sum's own size does not bound its error.

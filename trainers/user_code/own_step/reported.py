@@ -22,10 +22,12 @@ class Computed(NamedTuple):
     Attributes:
       results: Results that it is computed from.
       function: Function of their values.
+      constants: Other values that it is computed from, serialized.
     """
 
     results: Sequence[Result]
     function: Callable[..., tf.Tensor]
+    constants: Sequence[bytes]
 
 
 @contextlib.contextmanager
@@ -81,21 +83,37 @@ def source_of(
             pending += operation.inputs
     if not used:
         return None
-    function = _function(value, list(used), names)
-    return Computed(results=list(used.values()), function=function)
+    part = _part(value.graph, names)
+    constants = [node.attr["value"] for node in part.node if node.op == "Const"]
+    return Computed(
+        results=list(used.values()),
+        function=_function(part, value.name, list(used)),
+        constants=[value.SerializeToString() for value in constants],
+    )
 
 
-def _function(
-    value: tf.Tensor, arguments: Sequence[str], names: set[str]
-) -> Callable[..., tf.Tensor]:
-    """Returns a part of a graph as a function.
+def of_any_size(
+    sources: Mapping[str, Result | Computed | None],
+    of_half: Mapping[str, Result | Computed | None],
+) -> dict[str, Result | Computed | None]:
+    """Returns sources of the same values in traces of all examples and of a half.
 
-    Args:
-      value: Tensor that the function returns.
-      arguments: Names of tensors that are its arguments.
-      names: Names of the operations between them.
+    The size of a batch is a constant in a trace: a number that is computed from it has
+    no source that holds for other batches.
     """
-    whole = value.graph.as_graph_def()
+
+    def constants(source: Result | Computed | None) -> Sequence[bytes]:
+        return source.constants if isinstance(source, Computed) else ()
+
+    return {
+        name: source if constants(source) == constants(of_half.get(name)) else None
+        for name, source in sources.items()
+    }
+
+
+def _part(graph: tf.Graph, names: set[str]) -> Any:
+    """Returns the operations of a graph with some names, as a GraphDef."""
+    whole = graph.as_graph_def()
     part = tf.compat.v1.GraphDef(versions=whole.versions, library=whole.library)
     for node in whole.node:
         if node.name in names:
@@ -106,11 +124,24 @@ def _function(
             kept.device = ""
             inputs = [name for name in node.input if not name.startswith("^")]
             kept.input[:] = inputs
+    return part
+
+
+def _function(
+    part: Any, returned: str, arguments: Sequence[str]
+) -> Callable[..., tf.Tensor]:
+    """Returns a part of a graph as a function.
+
+    Args:
+      part: Operations between the arguments and the value, a GraphDef.
+      returned: Name of the tensor that the function returns.
+      arguments: Names of tensors that are its arguments.
+    """
 
     def compute(*values: tf.Tensor) -> tf.Tensor:
         given = dict(zip(arguments, values, strict=True))
         found = tf.graph_util.import_graph_def(
-            part, input_map=given, return_elements=[value.name], name=""
+            part, input_map=given, return_elements=[returned], name=""
         )
         return found[0]
 

@@ -178,3 +178,20 @@ def test_a_sum_that_a_metric_keeps_is_a_sum() -> None:
     assert [(own.is_per_batch, own.gets_sums) for own in train.metrics] == [
         (False, True)
     ]
+
+
+class ReportsItsSum(AddsLossOfRows):
+    """Reports numbers that it computes from the result of a metric."""
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        rows = ops.cast(ops.shape(data)[0], "float32")
+        return {**logs, "sum": logs["loss"] * rows, "half": logs["loss"] / 2}
+
+
+def test_a_number_that_needs_the_size_of_a_batch_is_not_that_of_metrics() -> None:
+    """The size was that of two examples in all batches."""
+    model = ReportsItsSum()
+    model.compile(optimizer="sgd")
+    sources = own_step(model, few_examples(), held_out=None).train.sources
+    assert (sources["sum"], sources["half"] is None) == (None, False)
