@@ -90,3 +90,24 @@ def test_strategies_draw_the_same_masks() -> None:
     drawn = {strategy: np.sort(masks(strategy, 2)) for strategy in of_two}
     for strategy, found in drawn.items():
         np.testing.assert_array_equal(found, drawn["tower"], err_msg=strategy)
+
+
+class Noise(keras.layers.GaussianNoise):
+    """Noise in evaluations, too, as in the samples of a variational autoencoder."""
+
+    def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
+        return super().call(inputs, training=True)
+
+
+def test_each_batch_and_replica_of_an_evaluation_draws_other_numbers() -> None:
+    assembly = assemble_custom(
+        "tower",
+        2,
+        lambda: [Noise(1.0), keras.layers.EinsumDense("bi,i->bi", 1)],
+        np.zeros([8, 1], np.float32),
+        loss=lambda labels, outputs: outputs[:, 0],
+        metrics={"square": lambda labels, outputs: outputs[:, 0] ** 2},
+        eval_global_batch_size=2,
+    )
+    means = assembly.evaluation.run().means
+    assert means["square"] > 1.1 * means["loss"] ** 2

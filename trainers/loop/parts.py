@@ -26,6 +26,7 @@ from trainers.model.optimizers.learning_rate import LearningRateScale
 from trainers.model.optimizers.loss_scale import LossScale
 from trainers.model.optimizers.several import variables_of
 from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
+from trainers.model.random_numbers.seeds import seed_states
 from trainers.model.sparse_gradients import embeddings_of
 from trainers.model.train_step import StepSettings, TrainStep, with_totals
 from trainers.model.update import ModelUpdate
@@ -138,7 +139,8 @@ class ModelParts:
     def eval_step(self) -> ReplicaFunction:
         """Returns the evaluation step of one replica."""
         model = self.pipeline or self.model
-        step = EvalStep(model, self.objective, self.model.trainable_variables)
+        variables, states = self.model.trainable_variables, seed_states(self.model)
+        step = EvalStep(model, self.objective, variables, states)
         return with_totals(step, model, self.objective)
 
 

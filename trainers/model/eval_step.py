@@ -11,7 +11,7 @@ from strategies.common.private_apis.random_numbers import unseeded_draws_replace
 from strategies.common.types import Batch, ReplicaOutputs
 from trainers.model.confusion_matrix import CONFUSION, MOST_CLASSES, confusion_of
 from trainers.model.loss_sums import reported, weighted_sums, with_layer_losses
-from trainers.model.random_numbers.seeds import step_key
+from trainers.model.random_numbers.seeds import keyed_states, step_key
 from trainers.model.random_numbers.tensorflow_draws import TensorFlowDraws
 
 
@@ -27,17 +27,27 @@ class EvalStep:
         model: Predict,
         objective: Objective,
         variables: Sequence[keras.Variable],
+        seed_states: Sequence[keras.Variable] = (),
     ):
-        """Traces nothing yet; `variables` are trained, and may be regularized."""
+        """Traces nothing yet.
+
+        Args:
+          model: Model to evaluate.
+          objective: Evaluated loss and metrics.
+          variables: Variables that are trained, and may be regularized.
+          seed_states: Counters of layers that draw random numbers.
+        """
         self._model = model
         self._objective = objective
         self._variables = variables
+        self._seed_states = list(seed_states)
         self._draws = TensorFlowDraws(replace=unseeded_draws_replaced)
 
     def __call__(self, batch: Batch) -> ReplicaOutputs:
+        keyed = keyed_states(self._seed_states, 0, batch)
         with (
             self._draws.keyed(step_key(0, batch)),
-            keras.StatelessScope(collect_losses=True) as scope,
+            keras.StatelessScope(keyed, collect_losses=True) as scope,
         ):
             values, classes = evaluated(self._objective, self._model, batch)
             sums = weighted_sums(values, batch)

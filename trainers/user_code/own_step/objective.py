@@ -17,6 +17,7 @@ import keras
 
 from models.objective import LATEST, Values, means_over_examples
 from strategies.common.errors import UsageError
+from trainers.model.random_numbers.seeds import keyed_states, seed_states
 from trainers.user_code.own_step.model_step import (
     STATE,
     ModelStep,
@@ -116,7 +117,9 @@ class OwnStep:
         step = self.train if training else self.test
         if step is None:
             raise RuntimeError("there are no examples to evaluate on")
-        scope, logs = step.run(batch, regularized_weights(step.model))
+        # An evaluation, whose batches draw other numbers each.
+        keyed = keyed_states(seed_states(step.model), 0, batch)
+        scope, logs = step.run(batch, [*keyed, *regularized_weights(step.model)])
         return step.values(batch, scope, logs)
 
     def results(self, sums: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -113,11 +114,18 @@ def test_calls_of_a_step_are_independent() -> None:
     assert scipy.stats.pearsonr(*found).pvalue > UNLIKELY
 
 
-def test_batches_of_an_evaluation_draw_different_numbers_without_a_seed() -> None:
+@pytest.mark.parametrize("seed", [None, KERAS_GENERATOR], ids=["none", "of a layer"])
+def test_batches_of_an_evaluation_draw_different_numbers(
+    seed: keras.random.SeedGenerator | None,
+) -> None:
     objective = PredictionObjective(
         loss=lambda labels, predictions: predictions, metrics={}
     )
-    step = EvalStep(lambda rows, training: keras.random.normal([4]), objective, [])
+
+    def predict(features: Any, training: bool) -> Any:
+        return keras.random.normal([4], seed=seed)
+
+    step = EvalStep(predict, objective, [], [] if seed is None else [seed.state])
 
     @tf.function(autograph=False)
     def loss_of(index: tf.Tensor) -> tf.Tensor:
@@ -130,8 +138,11 @@ def test_batches_of_an_evaluation_draw_different_numbers_without_a_seed() -> Non
 
 
 def test_a_step_of_the_model_alone_is_there_again_after_a_fit() -> None:
+    def own(data: Any) -> Any:
+        return {}
+
     model = keras.Sequential()
-    model.train_step = own = lambda data: {}
+    model.train_step = own
     with TensorFlowDraws().keyed_in_steps(model, tf.Variable([0, 0], dtype=tf.int64)):
         assert model.train_step is not own
     assert model.train_step is own

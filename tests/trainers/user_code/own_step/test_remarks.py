@@ -180,6 +180,17 @@ def test_a_sum_that_a_metric_keeps_is_a_sum() -> None:
     ]
 
 
+class Noisy(AddsLossOfRows):
+    """Draws in evaluations, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.noise = layers.GaussianNoise(1.0)
+
+    def call(self, x):
+        return super().call(self.noise(x, training=True))
+
+
 class ReportsItsSum(AddsLossOfRows):
     """Reports numbers that it computes from the result of a metric."""
 
@@ -195,3 +206,15 @@ def test_a_number_that_needs_the_size_of_a_batch_is_not_that_of_metrics() -> Non
     model.compile(optimizer="sgd")
     sources = own_step(model, few_examples(), held_out=None).train.sources
     assert (sources["sum"], sources["half"] is None) == (None, False)
+
+
+def test_batches_of_an_evaluation_draw_other_numbers() -> None:
+    model = Noisy()
+    model.compile(optimizer="sgd")
+    few = few_examples()
+    objective = own_step(model, few, few)
+    losses = [
+        float(objective.values(model, few._replace(step=step), False)["loss"][0])
+        for step in (0, 0, 1)
+    ]
+    assert losses[0] == losses[1] != losses[2]
