@@ -175,26 +175,26 @@ class ChiefCallbacks:
         # In a single process a thread of the program may draw in the meantime.
         has_tasks = self._parts.config.strategy.traits.multi_process
         if self._are_given and has_passes and has_tasks:
-            set_random_state(_of_chief(self._parts.strategy, random_state()))
+            set_random_state(of_chief(self._parts.strategy, random_state()))
 
     def share_history(self) -> None:
         """Sends the chief's history to all tasks; its callbacks have added to it."""
-        content = _of_chief(self._parts.strategy, state_of_history(self.history))
+        content = of_chief(self._parts.strategy, state_of_history(self.history))
         if not self._is_chief:
             self.history.epoch, self.history.history = restored_history(content)
 
 
-def _of_chief(strategy: Strategy, content: Any) -> Any:
+def of_chief(strategy: Strategy, content: Any) -> Any:
     """Returns what JSON makes of the chief's content, on every task.
 
     All tasks call this function; the content of others than the chief is ignored.
     """
     text = tf.io.decode_raw(json.dumps(content), tf.uint8)
     # Other tasks learn how long the text is before they can receive it.
-    length = tf.Variable(float(text.shape[0]))
+    length = tf.Variable(float(text.shape[0]), dtype=tf.float64)
     strategy.broadcast_from_chief([length])
     shared = tf.Variable(tf.zeros([int(length.numpy())]))
     if text.shape == shared.shape:
         shared.assign(tf.cast(text, tf.float32))
     strategy.broadcast_from_chief([shared])
-    return json.loads(bytes(shared.numpy().astype("uint8").tolist()).decode())
+    return json.loads(shared.numpy().astype("uint8").tobytes())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pathlib
+import types
+from typing import Any
 
 import keras
 import numpy as np
@@ -11,6 +13,7 @@ import tensorflow as tf
 from keras import layers
 
 from strategies.common.errors import UsageError
+from trainers.keras_program.chief_callbacks import of_chief
 from trainers.keras_program.program_variables import ProgramVariables
 from trainers.keras_program.script import replaced_fit
 from trainers.user_code.checks import check_loaded
@@ -57,3 +60,10 @@ def test_other_workers_load_what_they_have_exported(tmp_path: pathlib.Path) -> N
     check_loaded(keras.Sequential([layers.Input((2,)), frozen]))
     with pytest.raises(UsageError, match=r"tfsm_layer.*trainable=False"):
         check_loaded(keras.Sequential([layers.Input((2,)), layer]))
+
+
+def test_a_text_of_any_length_is_sent() -> None:
+    """Its length is one more than float32 has exactly."""
+    text = "a" * (2**24 - 1)
+    chief: Any = types.SimpleNamespace(broadcast_from_chief=lambda variables: None)
+    assert of_chief(chief, text) == text
