@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -88,6 +88,18 @@ class StreamedSource(abc.ABC):
 
         `order` assigns steps to epochs.
         """
+
+
+def as_tuples(values: Any) -> Any:
+    """Converts lists in a structure to tuples; tf.data converts lists to tensors."""
+    if isinstance(values, Mapping):
+        return {name: as_tuples(value) for name, value in values.items()}
+    # A named tuple keeps its names.
+    if isinstance(values, tuple) and hasattr(values, "_fields"):
+        return type(values)(*map(as_tuples, values))
+    if isinstance(values, (list, tuple)):
+        return tuple(map(as_tuples, values))
+    return values
 
 
 def first_examples(source: Source, most: int) -> tuple[Any, Any]:

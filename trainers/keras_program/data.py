@@ -25,6 +25,7 @@ from trainers.inputs.sources import (
     Data,
     NoExamples,
     Source,
+    as_tuples,
     first_examples,
 )
 from trainers.keras_program.fit_arguments import FitArguments
@@ -197,15 +198,4 @@ def _source(data: FitData) -> ArraySource:
     labels = () if data.labels is None else data.labels
     if data.weights is not None:
         labels = Weighted(labels, data.weights)
-    return ArraySource(_as_tuples(data.features), _as_tuples(labels))
-
-
-def _as_tuples(values: Any) -> Any:
-    """Converts lists to tuples, because tf.data converts lists to tensors."""
-    if isinstance(values, Weighted):
-        return Weighted(*map(_as_tuples, values))
-    if isinstance(values, dict):
-        return {name: _as_tuples(value) for name, value in values.items()}
-    if isinstance(values, (list, tuple)):
-        return tuple(map(_as_tuples, values))
-    return values
+    return ArraySource(as_tuples(data.features), as_tuples(labels))

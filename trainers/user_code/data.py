@@ -14,7 +14,13 @@ from strategies.common.errors import UsageError
 from strategies.common.private_apis.fit_data import is_batched
 from strategies.common.text import shown
 from trainers.config.data import DataConfig
-from trainers.inputs.sources import ArraySource, Data, Source, train_eval_split
+from trainers.inputs.sources import (
+    ArraySource,
+    Data,
+    Source,
+    as_tuples,
+    train_eval_split,
+)
 from trainers.inputs.tfrecord.schema import LARGEST_LABEL
 from trainers.user_code import kind_of, wrap_user_errors
 
@@ -162,7 +168,7 @@ class ReadSource:
                 "reads NumPy arrays, which every batch would share: return tensors, "
                 "computed from the indices, such as by tf.gather."
             )
-        return _tuples(features), _tuples(labels)
+        return as_tuples(features), as_tuples(labels)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -331,8 +337,3 @@ def _array(values: Any) -> np.ndarray:
             return array
         raise _Unusable(_SEVERAL_SHAPES)
     return array
-
-
-def _tuples(values: Any) -> Any:
-    """Converts a list to a tuple, because tf.data converts lists to tensors."""
-    return tuple(values) if isinstance(values, list) else values

@@ -78,6 +78,15 @@ def reader() -> tuple[int, Any]:
     return _NUM_EXAMPLES, read
 
 
+def reader_of_lists() -> tuple[int, Any]:
+    """Returns a reader of two arrays in a list in a dictionary."""
+
+    def read(indices: tf.Tensor) -> tuple[Any, tf.Tensor]:
+        return {"pair": [tf.gather(arrays()[0], indices)] * 2}, indices
+
+    return _NUM_EXAMPLES, read
+
+
 def several() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Returns examples of two inputs and two outputs."""
     features, labels = arrays()

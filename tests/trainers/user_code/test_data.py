@@ -91,6 +91,13 @@ def test_several_arrays_of_features_and_of_labels() -> None:
     assert data.num_classes == 0
 
 
+def test_a_list_within_a_dictionary_stays_several_arrays() -> None:
+    """tf.data would make one array of it, whose first axis is not of examples."""
+    features, _ = all_of(loaded("reader_of_lists").train)
+    assert [array.shape for array in features["pair"]] == [(48, 5)] * 2
+    assert isinstance(features["pair"], tuple)
+
+
 _WORDS = [["h\u00e9", "b\x00"], ["c", "\u00e9\x00"]] * 4
 
 
