@@ -192,11 +192,6 @@ def counter_of(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
     return optimizer._iterations
 
 
-def counted_updates(optimizer: keras.optimizers.Optimizer) -> int:
-    """Returns the value of `counter_of`, outside of a graph."""
-    return int(keras.ops.convert_to_numpy(counter_of(optimizer)))
-
-
 def reduce_gradients_again(optimizer: keras.optimizers.Optimizer) -> None:
     """Undoes `stop_reducing_gradients`, `count_atomically`, `scale_learning_rate`."""
     vars(optimizer).pop("_all_reduce_sum_gradients", None)

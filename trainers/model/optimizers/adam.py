@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from strategies.common.private_apis.optimizer_slices import adam_moments
+from strategies.common.private_apis.variables import copies_of
 
 
 class _DecayPowers:
@@ -107,7 +108,5 @@ class AdamW(_OnePass, keras.optimizers.AdamW):
 
 def _beside(variable: tf.Variable, other: keras.Variable) -> tf.Variable:
     """Returns the copy of `other` on a variable's device, or its only copy."""
-    # Mirrored variables hold their copies in `values`; other variables are their own
-    # copy.
-    copies = getattr(other.value, "values", (other.value,))
+    copies = copies_of(other.value)
     return next((copy for copy in copies if copy.device == variable.device), copies[0])

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from strategies.common.private_apis.optimizers import counted_updates, schedule_of
+from strategies.common.private_apis.optimizers import counter_of, schedule_of
 from trainers.config.optimizer import OptimizerConfig
 from trainers.model.optimizers.several import parts_of
 
@@ -24,7 +24,7 @@ def rate_of(optimizer: keras.optimizers.Optimizer, step: int) -> float:
 def num_updates(optimizer: keras.optimizers.Optimizer) -> int:
     """Returns the number of updates that an optimizer has applied."""
     optimizer, _ = parts_of(optimizer, [])[0]
-    return counted_updates(optimizer)
+    return int(keras.ops.convert_to_numpy(counter_of(optimizer)))
 
 
 class LearningRateScale:

@@ -49,10 +49,6 @@ class SeveralOptimizers(tf.Module):
         """Variables of all optimizers."""
         return [v for optimizer, _ in self.parts for v in optimizer.variables]
 
-    def add_variable(self, **settings: Any) -> keras.Variable:
-        """Adds a variable; see `keras.optimizers.Optimizer`."""
-        return self.parts[0][0].add_variable(**settings)
-
     def apply(
         self, gradients: Sequence[Any], variables: Sequence[keras.Variable]
     ) -> None:
