@@ -32,14 +32,9 @@ class Judge(Protocol):
         """Name in messages, such as `the loss 'huber'`."""
 
     def __call__(
-        self,
-        labels: Any,
-        predictions: Any,
-        global_size: Any = None,
-        weights: Any = None,
-        total: Any = None,
+        self, labels: Any, predictions: Any, *, global_size: Any, total: Any
     ) -> Any:
-        """Returns values [n] of n examples."""
+        """Returns values [n] of n examples; see `Loss`."""
 
     def weight_of_rows(self, labels: Any, predictions: Any, weights: Any) -> Any:
         """Returns the weight of each example in the mean, or None."""
@@ -87,7 +82,7 @@ def _mean_of_parts(
     A part is the rows of some examples, and all parts together are all examples.
     """
     count = sum(map(len, parts))
-    values = judge(labels, predictions, count)
+    values = judge(labels, predictions, global_size=count, total=None)
     if values.shape != (count,):
         raise UsageError(
             f"{judge.title} gives {values.shape[0]} values for {count} examples: "
@@ -96,7 +91,12 @@ def _mean_of_parts(
     weights = judge.weight_of_rows(labels, predictions, None)
     total = None if weights is None else tf.reduce_sum(weights)
     of_parts = [
-        judge(rows_of(labels, rows), rows_of(predictions, rows), count, None, total)
+        judge(
+            rows_of(labels, rows),
+            rows_of(predictions, rows),
+            global_size=count,
+            total=total,
+        )
         for rows in parts
     ]
     found = tf.reduce_mean(values)

@@ -43,16 +43,8 @@ class MeanOverExamples:
     def title(self) -> str:
         return f"the metric {self.name!r}"
 
-    def __call__(
-        self,
-        labels: Any,
-        predictions: Any,
-        global_size: Any = None,
-        weights: Any = None,
-        total: Any = None,
-    ) -> tf.Tensor:
+    def __call__(self, labels: Any, predictions: Any, **_: Any) -> tf.Tensor:
         """Returns values [n] whose mean over all examples is Keras's metric."""
-        del global_size, weights, total
         of_output = self.resolved.of_output(labels, predictions)
         values = in_columns(function_of_metric(self.resolved.metric), *of_output)
         dtype = self.resolved.metric.dtype
