@@ -63,10 +63,10 @@ class TrainStep:
         layer_state: LayerState,
         settings: StepSettings,
         *,
-        gradient_scale: int = 1,
-        differentiate: bool = True,
-        read: Read | None = None,
-        sums_in_layers: bool = False,
+        gradient_scale: int,
+        differentiate: bool,
+        read: Read | None,
+        sums_in_layers: bool,
     ):
         """Stores the parts of the step; traces nothing.
 
