@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from models.embedding import ShardedEmbedding
-from strategies.common.private_apis.models import flat_layers
+from strategies.common.private_apis.models import flat_layers, is_of_keras
 from strategies.common.types import Batch, ReplicaFunction
 from strategies.inner_loop.updates_in_turn import UpdatesInTurn
 
@@ -66,8 +66,7 @@ def tables_shared_by_examples(
 
 def _may_be_a_table(layer: keras.layers.Layer) -> bool:
     # A layer of the user's own may gather rows of a weight.
-    is_own = not type(layer).__module__.startswith("keras.")
-    return is_own or isinstance(layer, keras.layers.Embedding)
+    return not is_of_keras(layer) or isinstance(layer, keras.layers.Embedding)
 
 
 def _numbers_of_rows(

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from strategies.common.private_apis.models import flat_layers
+from strategies.common.private_apis.models import flat_layers, is_of_keras
 from strategies.common.private_apis.replaced import replaced_in
 from trainers.inputs.sources import Data, first_examples
 from trainers.model.histograms import histogram
@@ -34,7 +34,7 @@ class Inspection:
         compute = functools.partial(_activations, model)
         # Some layers of a user's own work in a graph alone, such as one that hands its
         # weight to a function with `tf.custom_gradient`.
-        if not all(type(x).__module__.startswith("keras.") for x in flat_layers(model)):
+        if not all(map(is_of_keras, flat_layers(model))):
             compute = tf.function(compute, autograph=False)
         self._activations: Callable[[Any], dict[str, tf.Tensor]] = compute
 

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from strategies.common.private_apis.models import flat_layers
+from strategies.common.private_apis.models import flat_layers, is_of_keras
 from strategies.common.types import Batch
 from trainers.model.random_numbers.of_step import StepRandomNumbers
 from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
@@ -73,7 +73,7 @@ def _may_mix_examples(model: keras.Model) -> bool:
     is_users = any(
         isinstance(part, keras.layers.Lambda)
         or not isinstance(part, keras.layers.Layer)
-        or not type(part).__module__.startswith("keras.")
+        or not is_of_keras(part)
         for part in [*layers, *operations]
     )
     return is_users and not normalizes_batches(model)
@@ -99,9 +99,7 @@ def users_state(model: keras.Model) -> list[keras.Variable]:
     # A normalization of halves changes what comes after it.
     if normalizes_batches(model):
         return []
-    users = [
-        x for x in flat_layers(model) if not type(x).__module__.startswith("keras.")
-    ]
+    users = [layer for layer in flat_layers(model) if not is_of_keras(layer)]
     return [variable for layer in users for variable in _state_of(layer)]
 
 

@@ -22,6 +22,11 @@ def flat_layers(model: keras.Model) -> Sequence[keras.layers.Layer]:
     return model._flatten_layers()
 
 
+def is_of_keras(part: Any) -> bool:
+    """Returns whether the class of a layer, operation or metric is Keras's."""
+    return type(part).__module__.startswith("keras.")
+
+
 @contextlib.contextmanager
 def trained_as_traced(model: keras.Model) -> Iterator[None]:
     """Trains the layers inside the block that the first `fit` since `compile` trained.

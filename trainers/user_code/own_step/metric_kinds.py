@@ -11,6 +11,7 @@ import numpy as np
 
 from strategies.common.errors import UsageError
 from strategies.common.private_apis.compiled import metrics_by_output
+from strategies.common.private_apis.models import is_of_keras
 from strategies.common.types import Batch
 from trainers.user_code.counting_metric import not_sums, total_of
 from trainers.user_code.halves import are_means, are_sums
@@ -59,7 +60,8 @@ def _counts_batches(
     model: keras.Model, own: OwnMetric, changes: Sequence[np.ndarray]
 ) -> bool | None:
     """Returns whether a metric counts batches; False for examples, None for neither."""
-    # Of a random loss only the count can be compared, the last variable of a mean.
+    # Of a random loss only the count can be compared, which is the last variable of a
+    # mean. A sum has a single variable.
     is_mean = isinstance(own.metric, (keras.metrics.Mean, keras.metrics.Sum))
     decisive = changes[-1:] if is_mean else changes
     # Sums first: a metric that has not been updated is both.
@@ -67,7 +69,7 @@ def _counts_batches(
         return False
     if all(map(are_means, decisive)):
         return True
-    if normalizes_batches(model) and type(own.metric).__module__.startswith("keras."):
+    if normalizes_batches(model) and is_of_keras(own.metric):
         # What it counts, such as AUC, are predictions that differ in a half of a batch.
         return False
     return None
