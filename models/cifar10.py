@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from models.base import Examples, Settings
-from models.classification import classifier, require_quantities
+from models.classification import classifier, dropout, require_quantities
 
 # tf.nn.l2_loss is half the sum of squares, and the tutorial multiplies it by 0.004;
 # Keras's L2 multiplies the whole sum.
@@ -72,7 +72,7 @@ def build(data: Examples, settings: Settings) -> keras.Model:
     hidden = _convolution("conv2", bias=0.1)(hidden)
     hidden = _pooling("pool2")(_normalization("norm2")(hidden))
     hidden = keras.layers.Flatten(name="flatten")(hidden)
-    for name, units in (("local3", 384), ("local4", 192)):
+    for index, (name, units) in enumerate((("local3", 384), ("local4", 192))):
         hidden = keras.layers.Dense(
             units,
             activation="relu",
@@ -82,8 +82,7 @@ def build(data: Examples, settings: Settings) -> keras.Model:
             name=name,
         )(hidden)
         if settings.dropout:
-            dropout = keras.layers.Dropout(settings.dropout, name=f"{name}_dropout")
-            hidden = dropout(hidden)
+            hidden = dropout(settings.dropout, f"{name}_dropout", seed=index)(hidden)
     logits = keras.layers.Dense(
         data.num_classes, kernel_initializer=_normal(1 / 192), name="softmax_linear"
     )(hidden)

@@ -116,6 +116,20 @@ def require_quantities(model: str, data: Examples) -> None:
         )
 
 
+def dropout(rate: float, name: str, seed: int) -> keras.layers.Layer:
+    """Returns a layer of dropout that leaves the initial weights of others unchanged.
+
+    Without a seed Keras draws one from Python's random numbers, which the initial
+    weights of later layers come from too. Training steps replace it by their own.
+
+    Args:
+      rate: Fraction of activations dropped in training.
+      name: Name of the layer.
+      seed: Seed of the layer in Keras's own training, another one in each layer.
+    """
+    return keras.layers.Dropout(rate, seed=seed, name=name)
+
+
 def classifier(build: Build) -> ModelSpec:
     """Returns a model that is trained by cross entropy and evaluated by accuracy."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 
 from models.base import Examples, Settings
-from models.classification import classifier, require_quantities
+from models.classification import classifier, dropout, require_quantities
 
 
 def build(data: Examples, settings: Settings) -> keras.Model:
@@ -27,7 +27,7 @@ def build(data: Examples, settings: Settings) -> keras.Model:
     hidden = keras.layers.Flatten(name="flatten")(hidden)
     hidden = keras.layers.Dense(128, activation="relu", name="hidden")(hidden)
     if settings.dropout:
-        hidden = keras.layers.Dropout(settings.dropout, name="dropout")(hidden)
+        hidden = dropout(settings.dropout, "dropout", seed=1)(hidden)
     logits = keras.layers.Dense(data.num_classes, name="logits")(hidden)
     return keras.Model(images, logits, name="convnet")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 
 from models.base import Examples, Settings
-from models.classification import classifier, require_quantities
+from models.classification import classifier, dropout, require_quantities
 
 
 def build(data: Examples, settings: Settings) -> keras.Model:
@@ -26,8 +26,7 @@ def hidden_layers(features: keras.KerasTensor, settings: Settings) -> keras.Kera
         )
         # Without dropout the model has no layer for it, and no random state.
         if settings.dropout:
-            dropout = keras.layers.Dropout(settings.dropout, name=f"dropout_{index}")
-            hidden = dropout(hidden)
+            hidden = dropout(settings.dropout, f"dropout_{index}", seed=index)(hidden)
     return hidden
 
 
