@@ -21,6 +21,7 @@ from models.classification import classifier, dropout, require_quantities
 _WEIGHT_DECAY = 0.004 / 2
 
 
+@keras.saving.register_keras_serializable(package="models")
 class LocalResponseNormalization(keras.layers.Layer):
     """Divides each value by a power of the squares of its neighboring channels.
 
@@ -55,6 +56,15 @@ class LocalResponseNormalization(keras.layers.Layer):
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "radius": self._radius,
+            "bias": self._bias,
+            "alpha": self._alpha,
+            "beta": self._beta,
+        }
 
 
 def build(data: Examples, settings: Settings) -> keras.Model:

@@ -1,6 +1,8 @@
-"""Every model of this project: its initial weights."""
+"""Every model of this project: its initial weights, and what Keras reads back."""
 
 from __future__ import annotations
+
+import pathlib
 
 import keras
 import numpy as np
@@ -33,3 +35,12 @@ def test_dropout_changes_no_initial_weight(name: str) -> None:
         np.testing.assert_array_equal(weight, expected)
     layers = [x for x in model.layers if isinstance(x, keras.layers.Dropout)]
     assert len({layer.seed for layer in layers}) == len(layers) > 0
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_a_file_has_the_model(name: str, tmp_path: pathlib.Path) -> None:
+    model = make_model(name, dropout=0.5)
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    features = np.random.default_rng(0).integers(0, 5, (2, *model.input_shape[1:]))
+    np.testing.assert_array_equal(again(features), model(features))
