@@ -13,6 +13,7 @@ from strategies import registry
 from trainers.config.groups import by_group
 
 SMALL_RUN = ("--model=mlp", "--hidden_units=8", "--train_steps=20")
+WIDE = ("--model=wide_embedding", "--dataset=clicks")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -799,6 +800,18 @@ BEFORE_TENSORFLOW = [
             "(b)",
             "--set=comparison.allow_different",
         ),
+    ),
+    *(
+        Row(
+            ("--mode=compare", *WIDE, "--arm=a:", f"--arm=b: --set={setting}"),
+            (named, f"--set={setting} (b)", "--set=comparison.allow_different"),
+        )
+        for setting, named in (
+            ("model.embedding_dimension=8", "the initial weights"),
+            ("model.perturb_initial_weights=true", "the initial weights"),
+            ("data.num_columns=4", "the order of examples"),
+            ("data.num_categories=8", "the order of examples"),
+        )
     ),
     row(
         "--mode=compare --strategies=tower,mirrored --run_dir=other",

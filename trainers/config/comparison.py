@@ -15,11 +15,13 @@ INITIAL_WEIGHTS = "initial_weights"
 FIRST_EXAMPLES = "first_examples"
 
 # Controlled properties of a comparison: setting name -> the property that the setting
-# determines, which must be equal in all arms. The last two entries are not settings:
-# digests of the initial weights, and of a program's data, are compared after the runs.
+# determines, which must be equal in all arms. The last two entries are also digests, of
+# the initial weights and of a program's data, which are compared after each seed.
 HELD_FIXED: Mapping[str, str] = {
     "model": "the initial weights",
     "hidden_units": "the initial weights",
+    "embedding_dimension": "the initial weights",
+    "perturb_initial_weights": "the initial weights",
     "dtype": "the dtype",
     "global_batch_size": "the global batch",
     "drop_last_batch": "the global batch",
@@ -35,6 +37,8 @@ HELD_FIXED: Mapping[str, str] = {
     "num_examples": "the order of examples",
     "input_shape": "the order of examples",
     "num_classes": "the order of examples",
+    "num_columns": "the order of examples",
+    "num_categories": "the order of examples",
     "eval_data_path": "evaluation",
     "eval_every_steps": "evaluation",
     "eval_global_batch_size": "evaluation",

@@ -109,14 +109,16 @@ _BEGINNINGS = (
     ),
     _Beginning(
         name=INITIAL_WEIGHTS,
-        # Each changes the initial weights, or the shapes of the input or output of the
-        # model.
+        # Each changes the initial weights, or their division into variables, or the
+        # shapes of the input or output of the model.
         settings=frozenset(
-            {"model", "hidden_units", "dtype", "dataset", "data_path"}
-            | {"input_shape", "num_classes", "record_schema"}
+            {"model", "hidden_units", "dtype", "perturb_initial_weights", "ballast"}
+            | {"embedding_dimension", "embedding_shards"}
+            | {"dataset", "data_path", "input_shape", "num_classes", "record_schema"}
+            | {"num_columns", "num_categories"}
         ),
-        remedy="compare runs of the same program, which reads no weights that an "
-        "earlier run has written",
+        remedy="compare runs of the same code, whose initial weights depend on a seed "
+        "alone",
     ),
 )
 

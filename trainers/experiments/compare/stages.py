@@ -60,10 +60,12 @@ def run_stages(
         seeds = range(config.run.seed + num_done, config.run.seed + num_seeds)
         turns = [t for t in schedule(arms, seeds) if t.arm.name not in dropped]
         progress.expect(turns)
-        runs += execution.run(turns, progress)
+        for seed in seeds:
+            of_seed = [turn for turn in turns if turn.seed in (None, seed)]
+            runs += execution.run(of_seed, progress)
+            # Only possible now: the runs report the digests of their beginnings.
+            check_beginnings(runs, arms, settings.allow_different or ())
         num_done = num_seeds
-        # Only possible now: the runs report the digests of their beginnings.
-        check_beginnings(runs, arms, settings.allow_different or ())
         if not settings.stops_at_verdict:
             break
         look = look_at(num_seeds, looks)

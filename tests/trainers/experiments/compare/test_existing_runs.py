@@ -484,7 +484,7 @@ def test_of_a_comparison_only_the_compared_runs_are_read(
 @pytest.mark.parametrize(
     ("beginning", "words"),
     [
-        ("initial_weights", ("the initial weights", "runs of the same program")),
+        ("initial_weights", ("the initial weights", "runs of the same code")),
         ("first_examples", ("the first examples", "of the program's data a seed")),
     ],
 )

@@ -90,3 +90,19 @@ def test_an_arm_is_given_up_for_refused_flags_and_not_for_a_failed_program(
     tried, not_run = (run["reason"] for run in runs["refused"])
     assert "nccl" in tried
     assert not_run == f"not run: {tried}"
+
+
+def test_other_initial_weights_are_refused_after_the_first_seed(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(config: Config, *_: object) -> Measured:
+        digest = ("1" if config.strategy.strategy == "tower" else "2") * 64
+        return made_of(config, **figures_of(config), initial_weights_sha256=digest)
+
+    with made_runs(tmp_path) as compare:
+        monkeypatch.setattr(execution, "measure_run", measured)
+        strategies = "--strategies=one_device,tower"
+        done = compare("--mode=compare", strategies, "--seeds=3", "--run_dir=out")
+    assert done.returncode == 2, done.stderr
+    assert "with seed 0 tower and one_device began with different" in done.stderr
+    assert len(list(tmp_path.glob("out/runs/*/*/result.json"))) == 2
