@@ -60,7 +60,9 @@ def conclude(
         "different_settings": differing,
         "allowed_different": sorted(settings.allow_different or ()),
         "remarks": [
-            *remarks_on_beginnings(runs, settings.allow_different or ()),
+            *remarks_on_beginnings(
+                runs, differing.keys(), settings.allow_different or ()
+            ),
             *remarks_on_batches(arms),
             *remarks_on_target(by_arm, settings.target_accuracy),
             *remarks_on(by_arm, differing),

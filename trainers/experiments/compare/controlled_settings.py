@@ -149,13 +149,20 @@ def check_beginnings(
             )
 
 
-def remarks_on_beginnings(runs: Sequence[Run], allowed: Collection[str]) -> list[str]:
-    """Returns remarks on beginnings that differ and may, one sentence each."""
+def remarks_on_beginnings(
+    runs: Sequence[Run], differing: Collection[str], allowed: Collection[str]
+) -> list[str]:
+    """Returns remarks on beginnings that differ and may, one sentence each.
+
+    Settings in which arms differ have remarks elsewhere.
+    """
     return [
         f"Arms differ in {HELD_FIXED[beginning.name]}, as "
         "--set=comparison.allow_different permits."
         for beginning in _BEGINNINGS
-        if beginning.name in allowed and _runs_that_differ(runs, beginning)
+        if beginning.name in allowed
+        and beginning.name not in differing
+        and _runs_that_differ(runs, beginning)
     ]
 
 

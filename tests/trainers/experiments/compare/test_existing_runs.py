@@ -508,6 +508,25 @@ def test_another_beginning_is_refused_or_said_at_the_top(
     assert concluded(tmp_path)["remarks"][0].startswith(f"Arms differ in {words[0]}")
 
 
+def test_other_files_of_initial_weights_are_remarked_on_once(
+    tmp_path: pathlib.Path,
+) -> None:
+    arms = [
+        make_arm(
+            tmp_path / name,
+            SPEEDS,
+            initial_weights=f"{name}.keras",
+            initial_weights_sha256=digit * 64,
+        )
+        for name, digit in (("one", "1"), ("two", "2"))
+    ]
+    allowed = ("--set=comparison.allow_different=initial_weights",)
+    assert compare(tmp_path, *arms, flags=allowed) == 0
+    remarks = [r for r in concluded(tmp_path)["remarks"] if "Arms differ" in r]
+    assert len(remarks) == 1
+    assert "initial_weights is one: one.keras, two: two.keras" in remarks[0]
+
+
 @pytest.mark.parametrize(
     ("make", "named"),
     [
