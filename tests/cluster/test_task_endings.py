@@ -226,6 +226,36 @@ def test_every_task_of_a_bad_request_ends_with_2(
         assert not tasks.run_dir.exists()
 
 
+_WRONG_CALLBACK = """
+import keras
+
+class Wrong(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 1:
+            raise ValueError("wrong")
+
+def made():
+    return [Wrong()]
+"""
+
+
+@pytest.mark.parametrize(
+    "strategy", ["parameter_server", further("multi_worker_mirrored")]
+)
+def test_every_task_of_a_run_that_ends_by_its_callback_ends_with_2(
+    strategy: str, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "wrong.py").write_text(_WRONG_CALLBACK)
+    flags = (*SMALL, "--callbacks=wrong.py:made", "--epochs=3")
+    more = {**FEWEST[strategy], "evaluator": 1}
+    with started(tmp_path, strategy, *flags, **more) as tasks:
+        assert tasks.exit_codes() == all_of(tasks, 2)
+        errors = tasks.error_lines()
+        (line,) = errors.pop(CHIEFS[strategy])
+        assert "ValueError" in line
+        assert errors["evaluator-0"] == []
+
+
 def test_a_refused_second_command_ends_no_task_of_the_first(
     tmp_path: pathlib.Path,
 ) -> None:

@@ -167,15 +167,15 @@ class TrainingTask:
         # anew.
         if isinstance(error, FolderGoneError):
             return
-        if error is not None:
-            self._shutdown_servers(ExitCode.USAGE)
-            return
-        self._shutdown_servers(self.exit_code)
-        if self.cluster.is_chief and EVALUATOR in self.cluster.addresses:
+        exit_code = self.exit_code if error is None else ExitCode.USAGE
+        self._shutdown_servers(exit_code)
+        # A run that was refused before it began has no folder.
+        has_begun = self.cluster.is_chief and self._folder.holds_a_run
+        if has_begun and EVALUATOR in self.cluster.addresses:
             path = self._folder.shutdown_path(self.cluster, f"{EVALUATOR}-0")
             self._errors.attempt(
                 "the evaluator cannot be told how the run has ended",
-                lambda: write_atomically(pathlib.Path(path), str(self.exit_code)),
+                lambda: write_atomically(pathlib.Path(path), str(exit_code)),
             )
 
     def _shutdown_servers(self, exit_code: int) -> None:
