@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import pathlib
 import socket
 import time
@@ -11,6 +12,7 @@ import pytest
 
 from strategies.cluster.probes import is_serving
 from strategies.cluster.spec import Cluster
+from strategies.common.errors import ExitCode
 from tests.cluster.tasks import cluster
 from trainers.run_dir.run_dir import RunDir
 
@@ -18,6 +20,12 @@ pytestmark = pytest.mark.cluster
 
 # The exit code of a refused run, after which the folder must not exist.
 REFUSED = 2
+
+
+def test_an_exit_code_is_written_in_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As in Python 3.10.
+    monkeypatch.setattr(enum.IntEnum, "__str__", enum.Enum.__str__)
+    assert str(ExitCode.DONE) == "0"
 
 
 def test_a_server_removes_the_folder_of_a_refused_run_after_the_chief_is_gone(
