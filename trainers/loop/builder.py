@@ -59,13 +59,19 @@ def assemble(config: Config, strategy: Strategy) -> TrainingParts:
     set_precision(config.model)
     keras.utils.set_random_seed(config.run.seed)
     data = inputs.load(config.data)
+    spec: TrainableModel
     if config.model.is_custom:
         spec = custom_model(config.model, data)
         follow_floatx()
-        return assemble_parts(config, strategy, data, spec)
-    if config.data.is_custom:
-        check_numbers(data)
-    return assemble_parts(config, strategy, data, models.load(config.model.model))
+    else:
+        spec = models.load(config.model.model)
+        if config.data.is_custom:
+            check_numbers(data)
+    parts = assemble_parts(config, strategy, data, spec)
+    if config.model.callbacks is not None:
+        # What callbacks find there is what trains, and checkpoints have it there too.
+        parts.model.optimizer = parts.optimizer
+    return parts
 
 
 def assemble_parts(

@@ -38,8 +38,6 @@ def epochs_of_run(parts: TrainingParts, is_chief: bool) -> Epochs | None:
                 "weights over those of a checkpoint: leave it out; --resume=auto "
                 "continues a run."
             )
-    # What callbacks find there is what trains.
-    parts.model.optimizer = parts.optimizer
     arguments = FitArguments(
         epochs=math.ceil(parts.train_steps / parts.order.steps_per_epoch),
         verbose=0,
