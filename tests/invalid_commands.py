@@ -1419,6 +1419,16 @@ RUN_EXISTS = [
     row("--config=run/config.json", "--run_dir=", "run already holds", "--resume=auto"),
     row(f"{EVALUATE} --hidden_units=9", "--hidden_units=9", "--hidden_units=8"),
     row(f"{EVALUATE} --learning_rate=3", "--learning_rate=3 ", "0.001"),
+    row(f"{EVALUATE} --seed=7", "--seed=7 has no effect", "--seed=0"),
+    row(f"{EVALUATE} --export=keras", "--export=keras has no effect", "--export=none"),
+    row(
+        f"{EVALUATE} --set=report.record_steps=true",
+        *("--set=report.record_steps=true has no effect", "record_steps=false"),
+    ),
+    row(
+        f"{EVALUATE} --checkpoint_every_steps=7",
+        *("--checkpoint_every_steps=7 has no effect", "leave it out"),
+    ),
     # The default model is refused too, because the run has another one.
     row(f"{EVALUATE} --model=convnet", "--model=convnet", "--model=mlp"),
     row(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+from typing import Any
 
 from models import factories
 from models.objective import as_scalars
@@ -11,12 +12,12 @@ from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
 from strategies.common.errors import ExitCode, UsageError
 from strategies.common.text import as_argument, shown
+from strategies.config import StrategyConfig
+from strategies.devices.config import DeviceConfig
 from trainers.config.config import Config
 from trainers.config.data import PATHS, DataConfig
-from trainers.config.groups import all_fields, option
-from trainers.config.model import ModelConfig
-from trainers.config.optimizer import OptimizerConfig
-from trainers.config.run import LengthConfig
+from trainers.config.groups import defaults_of, option
+from trainers.config.run import ThreadsConfig
 from trainers.config.user_code import check_given
 from trainers.loop.builder import assemble, create_strategy
 from trainers.reporting.metrics_writer import in_words
@@ -25,7 +26,13 @@ from trainers.run_dir.checkpoints import Checkpoints
 from trainers.run_dir.export import read_keras
 from trainers.run_dir.run_dir import RunDir
 
-_TAKEN_FROM_THE_RUN = (ModelConfig, DataConfig, OptimizerConfig, LengthConfig)
+# Settings that flags decide; all others are the run's.
+_OF_AN_EVALUATION = {
+    *defaults_of(StrategyConfig, DeviceConfig, ThreadsConfig),
+    *("mode", "run_dir", "resume", "verbose", "warm_start"),
+    *("exported_model", "eval_global_batch_size"),
+    *PATHS,
+}
 
 
 def evaluate(config: Config, cluster: Cluster, console: Console) -> ExitCode:
@@ -75,9 +82,12 @@ def _settings_of(folder: RunDir, given: Config) -> Config:
             "and continue the run with --resume=auto."
         )
     # Compared before the settings are merged: config.json may come from another person.
-    check_given(of_run.to_dict(), given.to_dict(), f"--run_dir={folder.path}")
+    # Callbacks are not called.
+    settings = {**of_run.to_dict(), "callbacks": None}
+    check_given(settings, given.to_dict(), f"--run_dir={folder.path}")
     _check_agreement(of_run, given, folder)
-    model = of_run.model
+    # The checkpoint replaces the initial weights, whose file may be gone.
+    model = dataclasses.replace(of_run.model, initial_weights=None)
     if model.is_custom:
         # The flags name its function.
         model = dataclasses.replace(model, model=given.model.model)
@@ -98,15 +108,29 @@ def _settings_of(folder: RunDir, given: Config) -> Config:
 def _check_agreement(of_run: Config, given: Config, folder: RunDir) -> None:
     """Raises UsageError if a flag contradicts a setting that the run decides."""
     trained, wanted = of_run.to_dict(), given.to_dict()
-    for name, (group, _) in all_fields().items():
-        if group not in _TAKEN_FROM_THE_RUN or name in PATHS:
+    for name in wanted:
+        if name not in given.given or name in _OF_AN_EVALUATION:
             continue
-        if name in given.given and wanted[name] != trained[name]:
+        # config.json has what the run made of it.
+        if (name, wanted[name]) == ("jit_compile", "auto"):
+            continue
+        if not _agree(trained[name], wanted[name]):
             raise UsageError(
                 f"{option(name)}={shown(as_argument(wanted[name]))} has no effect with "
                 f"--mode=evaluate: --run_dir={folder.path} was trained with "
                 f"{option(name)}={shown(as_argument(trained[name]))}; leave it out."
             )
+
+
+def _agree(trained: Any, wanted: Any) -> bool:
+    """Returns whether two values are equal, or the same function of a file.
+
+    A path to it depends on the folder in which a command is run.
+    """
+    values = (trained, wanted)
+    if all(isinstance(value, str) and factories.is_factory(value) for value in values):
+        return trained.rpartition("/")[2] == wanted.rpartition("/")[2]
+    return trained == wanted
 
 
 def _data_of(folder: RunDir, of_run: DataConfig, given: DataConfig) -> DataConfig:

@@ -334,6 +334,8 @@ def test_evaluate_repeats_the_final_evaluation(
     strategy, folder, _ = run
     before = snapshot(folder)
     argv = ["main", "--mode=evaluate", f"--run_dir={folder}", f"--strategy={strategy}"]
+    # config.json has what the run has decided.
+    argv += ["--jit_compile=auto"]
     assert main(argv) == 0
     printed = capfd.readouterr().out
     final = result_of(folder)["final"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import re
 
+import keras
 import pytest
 
 from tests.markers import further
@@ -38,3 +39,45 @@ def test_it_is_that_of_the_exported_model(model: str, tmp_path: pathlib.Path) ->
     (loss,) = re.findall(r" loss ([\d.]+)", done.stdout)
     # It is printed with four digits after the point.
     assert float(loss) == pytest.approx(expected["loss"], abs=1e-4)
+
+
+_PROJECT = """
+import keras, numpy as np
+
+def model():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+def data():
+    rows = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+    return (rows, rows[:, :1]), (rows, rows[:, :1])
+
+def callbacks():
+    return [keras.callbacks.TerminateOnNaN()]
+"""
+
+
+def test_a_run_is_evaluated_from_another_folder_and_without_files_of_its_training(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Callbacks are not called, and the checkpoint replaces the initial weights."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "mine.py").write_text(_PROJECT, encoding="utf-8")
+    weights = project / "first.weights.h5"
+    keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]).save_weights(weights)
+    own = ("--model=mine.py:model", "--dataset=mine.py:data")
+    given = (*own, "--callbacks=mine.py:callbacks", f"--initial_weights={weights}")
+    short = ("--run_dir=run", "--epochs=1", "--jit_compile=off")
+    done = run(*given, *short, folder=project)
+    assert done.returncode == 0, done.stderr
+    weights.unlink()
+    place = ("--mode=evaluate", "--run_dir=project/run")
+    moved = [flag.replace("=", "=project/") for flag in own]
+    done = run(*place, *moved, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    other = moved[0].replace(":model", ":callbacks")
+    done = run(*place, other, moved[1], folder=tmp_path)
+    assert done.returncode == 2
+    assert "was trained with --model=mine.py:model" in done.stderr
