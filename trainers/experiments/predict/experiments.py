@@ -130,7 +130,8 @@ def on_one_device(config: Config) -> tuple[Experiment, ...]:
     asked = under(REFERENCE, _shared(config))
     shared = uncompiled(asked)
     size = shared.length.global_batch_size
-    sizes = sorted({max(size // part, 1) for part in _PARTS_OF_A_BATCH})
+    least = _smallest_batch(shared, 1)
+    sizes = sorted({max(size // part, least) for part in _PARTS_OF_A_BATCH})
     configs = [shared.replace(global_batch_size=size) for size in sizes]
     return (
         *(Experiment(REFERENCE, 1, each) for each in configs),
@@ -150,7 +151,11 @@ def of_an_arm(arm: Arm, num_gpus: int) -> tuple[Experiment, ...]:
       UsageError: This machine or the batch is too small for any conclusion.
     """
     size = arm.config.length.global_batch_size
-    most = min(num_gpus or MOST_REPLICAS_HERE, MOST_REPLICAS_HERE, size)
+    most = min(
+        num_gpus or MOST_REPLICAS_HERE,
+        MOST_REPLICAS_HERE,
+        size // _smallest_batch(arm.config, 1),
+    )
     if most < 3:
         raise UsageError(
             f"--mode=predict needs runs with 2 and 3 replicas, and --global_batch_size="
@@ -176,8 +181,7 @@ def _with(count: int, arm: Arm, most: int) -> Iterator[tuple[Config, str]]:
     if count not in (2, most):
         return
     size = whole.length.global_batch_size
-    # Each replica needs an example, even of the largest number of replicas.
-    half = whole.replace(global_batch_size=max(size // 2, most))
+    half = whole.replace(global_batch_size=max(size // 2, _smallest_batch(whole, most)))
     if half != whole:
         yield half, "own"
     # What a compression computes depends on the shapes of the model's own gradients.
@@ -185,6 +189,11 @@ def _with(count: int, arm: Arm, most: int) -> Iterator[tuple[Config, str]]:
         return
     yield _with_ballast(whole), "ballast"
     yield _small(whole), "small"
+
+
+def _smallest_batch(config: Config, count: int) -> int:
+    """Returns the global batch with an example in each micro-batch of each replica."""
+    return count * config.strategy.gradient_accumulation_steps
 
 
 def most_predicted(measured_counts: Iterable[int]) -> int:
@@ -231,10 +240,12 @@ def _small(config: Config) -> Config:
     """Returns a configuration of a network with few weights, on handwritten digits."""
     # A user's optimizer, program or data might not fit it.
     others = defaults_of(ModelConfig, DataConfig, OptimizerConfig)
+    # The same one under any number of replicas.
+    batch = max(_SMALL_BATCH, _smallest_batch(config, MOST_REPLICAS_HERE))
     return config.replace(
         **{**others, "model": "mlp", "hidden_units": (8,), "jit_compile": "off"},
         export=None,
         train_steps=_DEFAULT_TRAIN_STEPS,
         epochs=None,
-        global_batch_size=min(config.length.global_batch_size, _SMALL_BATCH),
+        global_batch_size=min(config.length.global_batch_size, batch),
     )

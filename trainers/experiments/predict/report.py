@@ -137,10 +137,11 @@ class Report:
     def _obstacle(self, count: int, shares: int) -> str | None:
         if count > self._most_replicas:
             return f"predictions are shown to hold up to {self._most_replicas} replicas"
-        # A replica without an example cannot take part.
-        if shares > self._batch:
+        # A micro-batch without an example cannot be computed.
+        least = shares * self._config.strategy.gradient_accumulation_steps
+        if least > self._batch:
             return (
-                f"they need --global_batch_size={count} or more, an example for each; "
+                f"they need --global_batch_size={least} or more, an example for each; "
                 f"it is {self._batch}"
             )
         return None

@@ -70,7 +70,7 @@ def fitted_arm(name: str, exchange: Exchange, costs: Costs = LOCAL) -> FittedArm
     )
 
 
-def report_of(*arms: FittedArm, batch: int = 64) -> Report:
+def report_of(*arms: FittedArm, batch: int = 64, config: Config = CONFIG) -> Report:
     alone = Measurement(
         num_replicas=1, examples=64, step_seconds=COMPUTE.of(64), gradient_bytes=0
     )
@@ -82,7 +82,7 @@ def report_of(*arms: FittedArm, batch: int = 64) -> Report:
         arms=arms,
         hardware={},
     )
-    return Report(CONFIG.replace(global_batch_size=batch), fitted)
+    return Report(config.replace(global_batch_size=batch), fitted)
 
 
 def test_errors_are_told_and_the_fastest_is_named() -> None:
@@ -275,6 +275,21 @@ def test_what_is_run_covers_shares_and_numbers_of_replicas() -> None:
     assert {e.examples for e in free} == {32, 64}
     names = [pathlib.PurePath(e.name).name for e in (*reference, *ring, *free)]
     assert len(set(names)) == len(names)
+
+
+def test_every_micro_batch_of_a_run_has_an_example() -> None:
+    config = CONFIG.replace(gradient_accumulation_steps=16)
+    runs = list(on_one_device(config))
+    for arm in arms_of(config):
+        if arm.config.strategy.is_synchronous:
+            runs += of_an_arm(arm, num_gpus=0)
+    assert {run.examples for run in runs} >= {16, 32, 64}
+    assert min(run.examples for run in runs) == 16
+    report = report_of(
+        fitted_arm("mirrored", RING), config=config.replace(replicas=(2, 8))
+    )
+    text = "\n".join(report.lines())
+    assert "8 replicas: none: they need --global_batch_size=128 or more" in text
 
 
 def test_the_fewest_and_the_most_replicas_are_run_over_links() -> None:
