@@ -164,7 +164,7 @@ def _settings(
         if name.endswith(".py") and not _of_program(argv):
             instead = f"a program is given as --script={name}"
         raise UsageError(f"'{name}' is not a flag: {instead}{_of_program(argv)}.")
-    given = dict(map(_of_set, values["set"].value or ()))
+    given = _of_sets(values["set"].value or ())
     for name, (_, field) in all_fields().items():
         if field.metadata["has_flag"] and values[name].present:
             given.update(_of_flag(name, values[name].value))
@@ -203,8 +203,24 @@ def split_arguments(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     return argv[:place], argv[place + 1 :]
 
 
-def _of_set(argument: str) -> tuple[str, Any]:
-    """Returns the name and the value of one `--set=group.name=value`."""
+def _of_sets(arguments: Sequence[str]) -> dict[str, Any]:
+    """Returns the settings of all `--set=group.name=value`, the last value of each.
+
+    Repeatable settings collect their values, as their flags do.
+    """
+    texts: dict[str, Any] = {}
+    for argument in arguments:
+        name, text = _named_by_set(argument)
+        is_list = all_fields()[name][1].metadata["repeatable"]
+        texts[name] = [*texts.get(name, ()), text] if is_list else text
+    given: dict[str, Any] = {}
+    for name, value in texts.items():
+        given.update(_of_flag(name, value))
+    return given
+
+
+def _named_by_set(argument: str) -> tuple[str, str]:
+    """Returns the name and the text of the value of one `--set=group.name=value`."""
     path, equals, text = argument.partition("=")
     group, dot, name = path.partition(".")
     if not (equals and dot):
@@ -216,8 +232,7 @@ def _of_set(argument: str) -> tuple[str, Any]:
         check_group(group, {name: text})
     except UsageError as error:
         raise UsageError(f"--set={shown(argument)}: {error}") from error
-    is_list = all_fields()[name][1].metadata["repeatable"]
-    return name, _converted(name, [text] if is_list else text)
+    return name, text
 
 
 def _of_use(in_file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

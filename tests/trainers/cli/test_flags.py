@@ -580,6 +580,13 @@ def test_set_goes_before_the_file_and_a_flag_before_set(tmp_path: pathlib.Path) 
     assert (config.run.seed, config.length.step_delay_milliseconds) == (3, 2.0)
 
 
+def test_set_collects_arms_and_takes_a_range_of_seeds() -> None:
+    arms = ("--set=comparison.arm=a:", "--set=comparison.arm=b: --seed=3")
+    settings = parse("--mode=compare", *arms, "--set=comparison.seeds=3-10").comparison
+    assert settings.arm == ("a:", "b: --seed=3")
+    assert (settings.fewest_seeds, settings.seeds) == (3, 10)
+
+
 def test_set_in_an_arm() -> None:
     config = parse("--mode=compare", "--arm=a:", "--arm=b: --set=model.ballast=true")
     assert [arm.config.model.ballast for arm in arms_of(config)] == [False, True]
