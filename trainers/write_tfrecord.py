@@ -103,11 +103,12 @@ def _write_records(path: Path, samples: np.ndarray, labels: np.ndarray) -> None:
         import tensorflow as tf
     try:
         with tf.io.TFRecordWriter(str(path)) as writer:
-            for sample, label in zip(samples.tolist(), labels.tolist(), strict=True):
+            # Row by row: a list of all numbers would take several times their memory.
+            for sample, label in zip(samples, labels, strict=True):
                 example = tf.train.Example()
                 feature = example.features.feature
-                feature["sample"].int64_list.value.extend(sample)
-                feature["label"].int64_list.value.append(label)
+                feature["sample"].int64_list.value.extend(sample.tolist())
+                feature["label"].int64_list.value.append(label.item())
                 # deterministic: the same seed must write the same bytes.
                 writer.write(example.SerializeToString(deterministic=True))
     except tf.errors.OpError as error:
@@ -123,7 +124,8 @@ def run(values: flags.FlagValues) -> ExitCode:
     """
     if not values.path:
         raise UsageError("--path is missing: name a file, such as data/train.tfrecord.")
-    path = Path(values.path)
+    # The shell does not expand a tilde that follows an equals sign.
+    path = Path(os.path.expanduser(values.path))
     try:
         _check_path(path, values.overwrite)
         # What a link leads to is replaced, and not the link.

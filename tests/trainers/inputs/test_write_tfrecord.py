@@ -51,6 +51,15 @@ def test_it_writes_what_it_says(tmp_path):
     np.testing.assert_array_equal(labels, expected_labels)
 
 
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    words = ["--path=~/train.tfrecord", "--num_examples=3"]
+    assert write_tfrecord.main(["write_tfrecord", *words]) == 0
+    assert f"to {tmp_path}/home/train.tfrecord; " in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+
+
 def test_tensorflow_reads_it(tmp_path):
     path = tmp_path / "train.tfrecord"
     write_tfrecord.write(path, *make_examples(10, seed=0))
