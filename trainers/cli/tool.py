@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from absl import flags
 
 from strategies.common.errors import ExitCode, UsageError
+from strategies.common.native_log import silence_streams_that_fail
 from strategies.common.text import shown
 from trainers.cli.arguments import read_arguments
 
@@ -33,6 +34,24 @@ def run_tool(
       argv: Program name and its arguments.
       description: Text of `--help` before the flags.
     """
+    try:
+        exit_code = _exit_code_of(run, values, argv, description)
+        # Here, and not as Python ends, which would print a traceback.
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # A reader such as `head` closes the pipe early; this is no error.
+        silence_streams_that_fail()
+        return ExitCode.DONE
+    return exit_code
+
+
+def _exit_code_of(
+    run: Callable[[flags.FlagValues], int],
+    values: flags.FlagValues,
+    argv: Sequence[str],
+    description: str | None,
+) -> int:
+    """Does the work of `run_tool`, and says why it fails if it does."""
     try:
         positional = read_arguments(values, argv)
         # Before other checks, so that --help works beside other arguments.

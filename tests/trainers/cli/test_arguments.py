@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import pytest
 
 from strategies.common.errors import ExitCode
@@ -29,3 +32,18 @@ def test_an_unusable_argument_is_refused_in_one_line(
     assert line.startswith("error: ")
     assert words in line
     assert len(line) < 300
+
+
+@pytest.mark.parametrize("argument", [[], ["--help"]])
+def test_a_reader_that_has_closed_the_pipe_is_no_error(
+    argument: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(values: object) -> int:
+        sys.stdout.write("a result")
+        return ExitCode.DONE
+
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stream)
+        assert run_tool(work, tool_flags(), ["tool", *argument], "A tool.") == 0
