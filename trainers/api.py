@@ -193,6 +193,11 @@ def fit(
       UsageError: The settings, the model or an argument are not accepted.
       RuntimeError: The run failed, or was stopped before its end.
     """
+    if "script" in (settings or {}):
+        raise UsageError(
+            "settings has a script, and trainers.fit trains the model that it is "
+            "given: leave it out, or start python -m trainers.main --script."
+        )
     # Keras takes two seconds to import, which other commands do not need.
     module = importlib.import_module("trainers.keras_program.sent_call")
     with tempfile.TemporaryDirectory(prefix="keras_fit_") as folder:

@@ -78,6 +78,8 @@ def test_what_is_wrong_is_an_exception(tmp_path: pathlib.Path) -> None:
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     with pytest.raises(UsageError, match="mode='explain' is not training"):
         trainers.fit(model, strategy="one_device", settings={"mode": "explain"})
+    with pytest.raises(UsageError, match="settings has a script"):
+        trainers.fit(model, settings={"script": "a.py"})
     folder = tmp_path / "run"
     (folder / "other").mkdir(parents=True)
     with pytest.raises(UsageError, match="holds files that are not a run"):
