@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import pathlib
-import re
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from models import catalogue, factories
@@ -24,35 +22,6 @@ def names() -> tuple[str, ...]:
     """Returns the name of every model, sorted; does not import TensorFlow."""
     folder = pathlib.Path(__file__).parent
     return tuple(sorted({path.stem for path in folder.glob("*.py")} - _NOT_MODELS))
-
-
-def reading(setting: str) -> Callable[[], tuple[str, ...]]:
-    """Returns a function that names the models with a use for a setting.
-
-    It looks at the sources, because importing a model loads TensorFlow.
-
-    Args:
-      setting: Field of `models.base.Settings`.
-
-    Returns:
-      A function without arguments that returns names, and `keras:*` for the classifiers
-      of keras.applications.
-    """
-
-    def found() -> tuple[str, ...]:
-        folder = pathlib.Path(__file__).parent
-        sources = {p.stem: p.read_text(encoding="utf-8") for p in folder.glob("*.py")}
-
-        def reads(name: str) -> bool:
-            # A model may hand its settings on to another one, as wide_embedding does.
-            text = sources[name]
-            others = re.findall(r"^from models\.(\w+) import", text, re.MULTILINE)
-            return f"settings.{setting}" in text or any(map(reads, others))
-
-        of_keras = [f"{catalogue.PREFIX}*"] if reads("keras_applications") else []
-        return (*filter(reads, names()), *of_keras)
-
-    return found
 
 
 def why_not(name: str) -> str | None:
