@@ -10,8 +10,6 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
-import keras
-
 from strategies import registry
 from strategies.base import Traits
 from strategies.cluster import node_info
@@ -79,11 +77,6 @@ class _Checks:
         card = collect_node_info(config)
         self._show_machine(card)
         self.findings.add("problem", *unsupported(card))
-        if (backend := keras.config.backend()) != "tensorflow":
-            self.findings.add(
-                "problem",
-                f"Keras runs on {backend}: set KERAS_BACKEND=tensorflow.",
-            )
         # Every check runs even if an earlier one failed, so that one call reports all
         # problems.
         starts_here, cluster = self._find_cluster()
