@@ -122,7 +122,8 @@ class TrainingTask:
     def train(self, parts: TrainingParts, epochs: Epochs | None = None) -> ExitCode:
         """Trains the parts of a run to their last step, and returns the exit code.
 
-        The parts are under this task's strategy; only a program has epochs.
+        The parts are under this task's strategy. Only a program and a run with
+        --callbacks have epochs.
         """
         if self._is_compared:
             require_same_data(parts, self.cluster, self.console)
@@ -130,11 +131,15 @@ class TrainingTask:
         if self.config.report.step_phases:
             phases = PhaseMeter(self.cluster.task, parts, self._clock)
         metrics = RunMetrics(self._clock, parts.pipeline, parts.results, phases)
-        reporter = self._reporter(parts, metrics)
         kind = KerasTraining if self.config.model.keras_fit else TrainingRun
         run = kind(
-            *(parts, reporter, metrics, self._watchdog),
-            *(self._signals, self._folder, epochs),
+            parts=parts,
+            reporter=self._reporter(parts, metrics),
+            metrics=metrics,
+            watchdog=self._watchdog,
+            signals=self._signals,
+            folder=self._folder,
+            epochs=epochs,
         )
         return run.run()
 

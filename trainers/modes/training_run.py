@@ -51,7 +51,7 @@ class TrainingRun:
       watchdog: Watchdog of this process.
       signals: Requests to stop this process.
       folder: Folder of the run.
-      epochs: Epochs of a program's `fit`; None without a program.
+      epochs: Epochs at whose ends callbacks of Keras run; None without any.
     """
 
     parts: TrainingParts

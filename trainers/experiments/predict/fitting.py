@@ -96,7 +96,8 @@ def fit(runs: Sequence[tuple[Experiment, Executed]]) -> Fitted:
     # One device comes first: all arms share its compute time.
     compute = Compute.fitted(reference)
     hardware = runs[0][1].run.result["hardware"]
-    arms = [_fit_arm(runs, compute, hardware["cpu_cores"]) for runs in by_arm.values()]
+    cores = hardware["cpu_cores"]
+    arms = [_fit_arm(of_arm, compute, cores) for of_arm in by_arm.values()]
     return Fitted(
         compute=compute,
         reference=reference,
