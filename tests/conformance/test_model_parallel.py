@@ -99,10 +99,8 @@ def test_random_numbers_of_tensorflow_do_not_depend_on_stages(
         return [Noise(), Noise(name="second"), Noise(name="third"), last]
 
     def losses(strategy: str, replicas: int, **settings: Any) -> np.ndarray:
-        shared = {"global_batch_size": 8, "dtype": "float64"}
-        made = assemble_custom(
-            strategy, replicas, layers, FEATURES, **shared, **settings
-        )
+        settings |= {"global_batch_size": 8, "dtype": "float64"}
+        made = assemble_custom(strategy, replicas, layers, FEATURES, **settings)
         return train(made, 3)["loss"]
 
     got = losses("model_parallel", 1, pipeline_stages=stages, num_microbatches=2)

@@ -198,13 +198,19 @@ def test_a_replayed_row_is_the_same_on_any_replica(
 def test_replicas_and_stages_draw_different_numbers() -> None:
     """Workers with the graph of a seed drew the same ones by TensorFlow's counters."""
 
-    def of(replica: int, stage: int = 0) -> tuple[float, ...]:
+    def of(replica: int, num_stages: int) -> list[tuple[float, ...]]:
         zero = tf.zeros([], tf.int64)
         rows = tf.constant([0, 1], tf.int64)
         place = tf.constant(replica, tf.int64)
         batch = Batch(zero + 7, place, zero + 4, zero + 2, rows, None, None)
-        with StepRandomNumbers(3, None, stage).drawn(batch):
-            return tuple(tf.random.normal([2]).numpy().tolist())
+        drawn, numbers = [], None
+        for _ in range(num_stages):
+            numbers = StepRandomNumbers(3, None, numbers)
+            with numbers.drawn(batch):
+                for _ in range(2 // num_stages):
+                    drawn.append(tuple(tf.random.normal([2]).numpy().tolist()))
+        return drawn
 
-    assert of(0) == of(0)
-    assert len({of(0), of(1), of(0, stage=1), of(1, stage=1)}) == 4
+    assert len({*of(0, num_stages=2), *of(1, num_stages=2)}) == 4
+    # A model of one stage draws the same.
+    assert of(0, num_stages=2) == of(0, num_stages=1)
