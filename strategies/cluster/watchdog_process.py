@@ -12,10 +12,10 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 
 from strategies.cluster.probes import PeerProbe
@@ -31,32 +31,33 @@ class WatchdogProcess:
 
     def __init__(self, peers: Mapping[str, str], patience_seconds: float):
         """Starts the watchdog process."""
-        request = {"peers": dict(peers), "patience_seconds": patience_seconds}
+        request = {
+            "watched": os.getpid(),
+            "peers": dict(peers),
+            "patience_seconds": patience_seconds,
+        }
         # The folder of the top-level package: the clone, or site-packages.
         root = str(pathlib.Path(__file__).parents[__name__.count(".")])
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, json.dumps(request)],
             env={**os.environ, "PYTHONPATH": root},
-            # The watchdog ends when this pipe is closed. The kernel closes the pipe if
-            # this process dies.
-            stdin=subprocess.PIPE,
+            # No pipe: processes that a program forks would hold it open.
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
         )
 
     def end(self) -> None:
         """Stops the watchdog process."""
-        if self._process.stdin is not None and not self._process.stdin.closed:
-            self._process.stdin.close()
-            self._process.wait()
+        self._process.kill()
+        self._process.wait()
 
 
 def main() -> None:
     """Ends the parent process, with a message, once a task is unreachable for too long.
 
-    Returns when the parent ends or closes this process's standard input.
+    Returns when the parent has ended.
     """
     request = json.loads(sys.argv[1])
-    watched = os.getppid()
     needed = [
         PeerProbe(task, address, request["patience_seconds"])
         for task, address in request["peers"].items()
@@ -65,13 +66,15 @@ def main() -> None:
     # request: it ends with its parent.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    while not select.select([sys.stdin], [], [], POLL_SECONDS)[0]:
+    # The system gives a process without its parent another one.
+    while os.getppid() == request["watched"]:
+        time.sleep(POLL_SECONDS)
         try:
             for task in needed:
                 task.require()
         except PeerLostError as error:
             os.write(sys.stderr.fileno(), f"error: {error}\n".encode())
-            os.kill(watched, _ENDS_WITH_138)
+            os.kill(request["watched"], _ENDS_WITH_138)
             return
 
 

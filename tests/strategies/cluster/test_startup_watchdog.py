@@ -12,15 +12,17 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from strategies.cluster import watchdog_process
 from strategies.cluster.spec import Cluster
 from strategies.cluster.startup_watchdog import StartUpWatchdog
 from strategies.cluster.watchdog_process import POLL_SECONDS
 from strategies.common.signals import PASSED_ON
 from tests.processes import ROOT
 
-# A program that begins to watch for a peer, prints a line, and then runs {busy}.
+# A program that begins to watch for a peer, forks a process that lives for a while, as
+# readers of data do, prints a line, and then runs {busy}.
 _WATCHING = """
-import ctypes, sys, time
+import ctypes, os, sys, time
 from strategies.cluster import startup_watchdog as startup_watch
 from strategies.cluster.spec import Cluster
 
@@ -29,6 +31,10 @@ startup_watch._SECONDS_UNTIL_ENDED_FROM_OUTSIDE = 1.0
 addresses = {"worker": ("127.0.0.1:1", sys.argv[1])}
 watch = startup_watch.StartUpWatchdog(Cluster(job="worker", addresses=addresses))
 with watch.signals_kept():
+    if os.fork() == 0:
+        os.closerange(0, 3)
+        time.sleep(8)
+        os._exit(0)
     print("watching", flush=True)
     {busy}
 """
@@ -58,6 +64,11 @@ def watching(busy: str, peer: socket.socket) -> subprocess.Popen[str]:
     assert process.stdout is not None
     assert process.stdout.readline() == "watching\n"
     return process
+
+
+def watchdogs_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    children = psutil.Process(process.pid).children()
+    return [c for c in children if watchdog_process.__name__ in c.cmdline()]
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -115,7 +126,7 @@ def test_afterwards_nobody_watches_any_more(peer: socket.socket) -> None:
         peer.close()
         time.sleep(2)
         assert process.poll() is None
-        assert psutil.Process(process.pid).children() == []
+        assert watchdogs_of(process) == []
     finally:
         process.kill()
         process.communicate()
@@ -123,11 +134,11 @@ def test_afterwards_nobody_watches_any_more(peer: socket.socket) -> None:
 
 def test_who_watches_from_outside_goes_with_the_process(peer: socket.socket) -> None:
     process = watching(SLEEPS, peer)
-    children = psutil.Process(process.pid).children()
-    assert len(children) == 1
+    watchdogs = watchdogs_of(process)
+    assert len(watchdogs) == 1
     process.kill()
     process.communicate()
-    _, alive = psutil.wait_procs(children, timeout=5)
+    _, alive = psutil.wait_procs(watchdogs, timeout=5)
     assert alive == []
 
 
