@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import IO
+from typing import IO, Any
 
 import rich.console
 from rich.live import Live
@@ -32,19 +32,37 @@ _MOST_LINES_OF_A_CAUSE = 8
 _MOST_LINES_BEFORE_A_LOG = 100
 
 
+# The standard output may be a file on a full disk, a terminal that has gone away, or a
+# file that the program has closed.
+_FAILURES = (OSError, ValueError)
+
+
 class _Terminal(rich.console.Console):
-    """Console that stays silent once its reader is gone, as after `| head -1`."""
+    """Console that leaves out what cannot be written.
+
+    It stays silent once its reader is gone, as after `| head -1`.
+    """
 
     def on_broken_pipe(self) -> None:
         """Silences the console; rich itself would end the process and the run."""
         self.quiet = True
         silence_streams_that_fail()
 
+    def __exit__(self, *error: Any) -> None:
+        """Writes what has been printed in the block, if that is possible."""
+        try:
+            super().__exit__(*error)
+        except _FAILURES:
+            # Rich keeps it, and would write it with all that comes later.
+            self.quiet = True
+            with self:
+                pass
+            self.quiet = False
+
 
 def print_error(line: str) -> None:
     """Prints a line to standard error, if that is possible."""
-    # Standard error may be a file on a full disk.
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(*_FAILURES):
         print(line, file=sys.stderr, flush=True)
 
 
@@ -89,9 +107,7 @@ class Console:
 
     def say(self, line: str) -> None:
         """Prints one line to standard output and writes it to the log."""
-        # Standard output may be a file on a full disk.
-        with contextlib.suppress(OSError):
-            self._rich.print(line, markup=False)
+        self._rich.print(line, markup=False)
         self._write_log(line)
 
     def item(self, label: str, text: object) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import re
+import sys
 
 import pytest
 
-from strategies.common.console import Console
+from strategies.common.console import Console, print_error
 
 
 def shown(
@@ -57,3 +60,29 @@ def test_a_terminal_keeps_what_remains_and_no_other_line(
     # The cursor goes up to the line, and the line is erased, at the end.
     is_erased = re.search(r"\x1b\[1A\x1b\[2K$", printed) is not None
     assert is_erased is not remains
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_stream_that_has_gone_away_ends_nothing(
+    is_closed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A terminal that hangs up, and a file that a program has closed."""
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    terminal, other_end = pty.openpty()
+    with open(other_end, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        monkeypatch.setattr(sys, "stderr", stream)
+        console = Console()
+        console.start_progress(0, 10)
+        os.close(terminal)
+        if is_closed:
+            stream.close()
+        console.warn("above the bar")
+        console.advance(5, 10, loss=0.1, examples_per_second=1.0, step_seconds=1.0)
+        console.stop_progress()
+        console.warn("below the bar")
+        with console.live(lambda: "running   tower", remains=True):
+            console.say("one line")
+        console.close()
+        print_error("the last line")
