@@ -11,16 +11,21 @@ from tests.markers import further
 
 _PROGRAM = """
 import concurrent.futures
+import multiprocessing
+import sys
 import threading
 import time
 
 import keras
 import numpy as np
 
+# Its process lives until the end, with copies of all pipes and sockets of this one.
+pool = multiprocessing.Pool(1)
 x = np.random.normal(size=(32, 4))
 model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
-model.fit(x, x.sum(axis=1), batch_size=16, verbose=0)
+with open("output.txt", "w") as sys.stdout:
+    model.fit(x, x.sum(axis=1), batch_size=16)
 
 
 def save(name):
@@ -53,3 +58,4 @@ def test_threads_and_pools_of_a_program_complete(
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "of_thread.keras").is_file()
     assert (tmp_path / "of_pool.keras").is_file()
+    assert "completed | step 2" in (tmp_path / "output.txt").read_text()
