@@ -35,12 +35,17 @@ class ForkedProcess:
 
     def poll(self) -> int | None:
         """Returns the exit code, or None if the process still runs."""
-        with self._lock:
-            if self.returncode is None:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
-                if pid:
-                    self.returncode = os.waitstatus_to_exitcode(status)
-            return self.returncode
+        # A signal handler may call this while the same thread holds the lock, which
+        # asks the kernel then.
+        if self._lock.acquire(blocking=False):
+            try:
+                if self.returncode is None:
+                    pid, status = os.waitpid(self.pid, os.WNOHANG)
+                    if pid:
+                        self.returncode = os.waitstatus_to_exitcode(status)
+            finally:
+                self._lock.release()
+        return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Waits for the end, for some seconds at most, and returns the exit code."""

@@ -257,6 +257,24 @@ def test_a_signal_ends_a_forked_process_as_a_new_one(
     assert codes == [-number, -number]
 
 
+def test_a_signal_handler_may_ask_for_the_end_at_any_time() -> None:
+    """The launcher asks all the time, and so does its handler of SIGTERM."""
+    with subprocess.Popen(["sleep", "60"]) as started:
+        process = ForkedProcess(started.args, started.pid)
+        before = signal.signal(signal.SIGALRM, lambda *_: process.send_signal(0))
+        signal.setitimer(signal.ITIMER_REAL, 1e-3, 1e-3)
+        try:
+            deadline = time.monotonic() + 1
+            while time.monotonic() < deadline:
+                assert process.poll() is None
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+            process.kill()
+        assert process.wait() == -signal.SIGKILL
+        started.returncode = process.returncode
+
+
 def test_others_see_the_command_and_the_variables_of_a_forked_process(
     folder: pathlib.Path, warm: ProcessStarter
 ) -> None:
