@@ -163,14 +163,9 @@ class LaunchedTask:
             # if the line cannot be shown.
             with contextlib.suppress(OSError):
                 self._show(line)
-            if self._is_logged():
-                self._append(waiting)
-        if waiting and self._is_logged():
-            self._append(waiting)
-
-    def _is_logged(self) -> bool:
-        # The chief of a refused run makes the folder, too, to shut down servers.
-        return self._log.parent.is_dir() and self._has_begun()
+            self._move_to_log(waiting)
+        if waiting:
+            self._move_to_log(waiting)
 
     def _show(self, line: str) -> None:
         if self.cluster.is_chief:
@@ -180,10 +175,12 @@ class LaunchedTask:
             sys.stdout.write(line)
             sys.stdout.flush()
 
-    def _append(self, lines: list[str]) -> None:
-        with (
-            contextlib.suppress(OSError),
-            self._log.open("a", encoding="utf-8") as file,
-        ):
-            file.writelines(lines)
+    def _move_to_log(self, lines: list[str]) -> None:
+        """Moves lines to the log, if there is one; those that cannot be written go."""
+        with contextlib.suppress(OSError):
+            # The chief of a refused run makes the folder, too, to shut down servers.
+            if not (self._log.parent.is_dir() and self._has_begun()):
+                return
+            with self._log.open("a", encoding="utf-8") as file:
+                file.writelines(lines)
         lines.clear()
