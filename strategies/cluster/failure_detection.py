@@ -155,9 +155,17 @@ def monitor_workers(
     """
     lost: list[PeerLostError] = []
     ended = threading.Event()
+    previous = signal.getsignal(signal.SIGUSR1)
 
     def raise_in_main_thread(number: int, frame: FrameType | None) -> None:
-        raise lost[0]
+        if lost:
+            raise lost[0]
+        # Somebody else has sent the signal, such as a scheduler before it ends a job.
+        if callable(previous):
+            previous(number, frame)
+        elif previous is signal.SIG_DFL:
+            signal.signal(number, previous)
+            signal.raise_signal(number)
 
     states = PeerStates(cluster.tasks("worker", "ps"), patience_seconds)
 
@@ -176,7 +184,7 @@ def monitor_workers(
         while not ended.wait(_POLL_SECONDS):
             states.missing()
 
-    previous = signal.signal(signal.SIGUSR1, raise_in_main_thread)
+    signal.signal(signal.SIGUSR1, raise_in_main_thread)
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:

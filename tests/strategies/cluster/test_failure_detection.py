@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+
 import pytest
 import tensorflow as tf
 
 from strategies.cluster.failure_detection import translate_peer_errors
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import PeerLostError
+from tests.processes import ROOT
 
 
 def test_a_task_without_others_blames_none_of_them() -> None:
@@ -39,3 +44,28 @@ def test_a_worker_that_was_started_again_beside_a_dead_server_is_no_bug() -> Non
         translate_peer_errors(cluster),
     ):
         raise tf.errors.InvalidArgumentError(None, None, "a label value of 5")
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_a_scheduler_may_send_the_signal_of_a_loss(is_taken: bool) -> None:
+    """Without a loss, `--signal=USR1@60` of Slurm does what it does elsewhere."""
+    code = """
+import signal, sys
+from strategies.cluster.failure_detection import monitor_workers
+from strategies.cluster.spec import Cluster
+
+if sys.argv[1] == "True":
+    signal.signal(signal.SIGUSR1, lambda *_: print("taken"))
+cluster = Cluster(job="chief", addresses={"chief": ("127.0.0.1:1",)})
+with monitor_workers(cluster, 0, print, 10, 10):
+    signal.raise_signal(signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR1)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(is_taken)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    expected = (0, "taken\n" * 2) if is_taken else (-signal.SIGUSR1, "")
+    assert (done.returncode, done.stdout) == expected, done.stderr
