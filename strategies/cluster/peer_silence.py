@@ -12,9 +12,12 @@ is lost waits for its messages first (tensorflow/core/common_runtime/ring_reduce
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Mapping
+
+import psutil
 
 from strategies.cluster.connections import disconnect, limit_silence
 from strategies.cluster.probes import PeerState, for_each, peer_state
@@ -65,6 +68,12 @@ class PeerStates:
         Every call disconnects the tasks that have been silent for too long. A missing
         task stays missing until it answers again.
         """
+        # A shortage of this process, as of file descriptors, says nothing of others.
+        with contextlib.suppress(OSError, RuntimeError, psutil.Error):
+            self._look()
+        return dict(self._missing)
+
+    def _look(self) -> None:
         # Every time, because gRPC opens new connections.
         limit_silence(self._tasks.values(), self._patience_seconds)
         found = for_each(self._tasks, peer_state)
@@ -81,4 +90,3 @@ class PeerStates:
                 # Not over "was lost": the machine of a dead task may go silent later.
                 self._missing.setdefault(task, "does not answer")
                 disconnect(self._tasks[task])
-        return dict(self._missing)

@@ -21,15 +21,16 @@ V = TypeVar("V")
 REMEDY = "start all tasks again, with --resume=auto to continue the run."
 _CONNECT_SECONDS = 1.0
 _POLL_SECONDS = 0.1
-# Errors of a connection if no packet comes back: the other machine is off, a cable on
-# the way is out, or no name server answers. The state of its task is unknown then.
-_UNHEARD = (
-    socket.EAI_AGAIN,
-    errno.ETIMEDOUT,
-    errno.EHOSTUNREACH,
-    errno.EHOSTDOWN,
-    errno.ENETUNREACH,
-    errno.ENETDOWN,
+# Errors of a connection that tell of the other task: its machine refuses or ends the
+# connection, or its name is gone. After any other error its state is unknown: no packet
+# comes back, no name server answers, or this process lacks file descriptors or ports.
+_ANSWERS = (
+    errno.ECONNREFUSED,
+    errno.ECONNRESET,
+    errno.ECONNABORTED,
+    errno.EPIPE,
+    socket.EAI_NONAME,
+    socket.EAI_NODATA,
 )
 
 
@@ -75,7 +76,7 @@ def peer_state(address: str) -> PeerState:
 
 
 def _is_silence(error: OSError) -> bool:
-    return isinstance(error, TimeoutError) or error.errno in _UNHEARD
+    return error.errno not in _ANSWERS
 
 
 def _connection_to(address: str) -> socket.socket:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import time
@@ -81,3 +82,17 @@ def test_one_that_was_missing_is_so_until_it_talks(
     found = [look(p) for p in (gone, silent, silent, silent, silent, gone, silent)]
     assert found == ["was lost"] * 7
     assert look(there) is None
+
+
+@pytest.mark.parametrize("place", ["limit_silence", "for_each"])
+def test_a_shortage_of_this_process_is_no_sign_of_others(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    tasks = peer_silence.PeerStates({"worker-0": "127.0.0.1:1"}, patience_seconds=0)
+    with monkeypatch.context() as patched:
+        patched.setattr(peer_silence, place, fail)
+        assert tasks.missing() == {}
+    assert tasks.missing() == {"worker-0": "was lost"}

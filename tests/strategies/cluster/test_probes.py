@@ -19,6 +19,10 @@ from strategies.cluster.probes import PeerState, peer_state
         (socket.gaierror(socket.EAI_NONAME, "unknown name"), PeerState.GONE),
         # A name server that does not answer knows nothing of the task.
         (socket.gaierror(socket.EAI_AGAIN, "temporary failure"), PeerState.SILENT),
+        (TimeoutError("timed out"), PeerState.SILENT),
+        # A shortage here says nothing of the task.
+        (OSError(errno.EMFILE, "too many open files"), PeerState.SILENT),
+        (OSError(errno.EADDRNOTAVAIL, "no free port"), PeerState.SILENT),
     ],
 )
 def test_only_an_answer_shows_that_a_task_is_gone(
