@@ -124,6 +124,7 @@ class _Tower:
             self._apply,
             first=lambda summed: summed[0],
             input=IndexedInput(self._batch_at),
+            divides_batches=False,
             reported=() if update is None else (STALENESS,),
         )
         self.loop = InnerLoop(step, replica_step, update)

@@ -45,6 +45,7 @@ class Step:
         the values to report. By default it reports nothing.
       first: Function that returns the sum on the first replica, as plain tensors.
       input: Source of the batches.
+      divides_batches: Whether a replica has a part of the global batch.
       reported: Names of the values that `apply` returns.
       apply_if: Function that applies the update where the weights are, if a bool scalar
         is true, and reports nothing. It replaces `apply`.
@@ -58,6 +59,7 @@ class Step:
     apply: Callable[[Update, Any], Mapping[str, tf.Tensor]] = _apply
     first: Callable[[Any], ReplicaOutputs] = lambda outputs: outputs
     input: StepInput = dataclasses.field(default_factory=PrefetchedChunks)
+    divides_batches: bool = True
     reported: tuple[str, ...] = ()
     apply_if: Callable[[Update, Any, tf.Tensor], None] | None = None
     whole: Callable[[ReplicaOutputs], ReplicaOutputs] = lambda outputs: outputs
@@ -109,9 +111,11 @@ def run_step(
 
     # Compute the gradients of every replica's shard, and sum them over all replicas.
     # Flags that all processes must agree on travel in the same sum.
-    whole_batch = totals_of(
-        earlier.last, lambda count: summed_over_replicas(count)[1].sums
-    )
+    whole_batch = {}
+    if strategy.divides_batches:
+        whole_batch = totals_of(
+            earlier.last, lambda count: summed_over_replicas(count)[1].sums
+        )
 
     clock = _StepClock(update is not None and update.times_phases)
 

@@ -72,6 +72,7 @@ class AsynchronousWorker:
             self._compute if self._update is None else self._read_and_compute,
             first=lambda summed: summed[0],
             input=IndexedInput(self._batch_at, open=_with_cached_data),
+            divides_batches=False,
             apply_if=self._apply_if,
         )
 

@@ -55,8 +55,12 @@ def test_a_program_goes_on_with_the_trained_model(
         tmp_path,
         """
         import sys
+        # Divided by the weights of the whole global batch.
+        loss = keras.losses.MeanSquaredError("mean_with_sample_weight")
+        model.compile("sgd", loss)
         before = model.evaluate(x, y, verbose=0)
-        history = model.fit(x, y, epochs=3, batch_size=20, validation_split=0.2)
+        weights = np.linspace(0.5, 1.5, len(x))
+        history = model.fit(x, y, 20, 3, validation_split=0.2, sample_weight=weights)
         after = model.evaluate(x, y, verbose=0)
         print("found", len(history.history["val_loss"]), after < before, sys.argv[1:])
         model.save("trained.keras")
@@ -73,7 +77,7 @@ def test_a_program_goes_on_with_the_trained_model(
     assert done.stdout.count("found 3") == 1
     result = processes.result_of(tmp_path / "run")
     assert (result["status"], result["steps"]) == ("completed", 9)
-    assert result["examples_seen"] == 3 * 48
+    assert (result["attempted_steps"], result["examples_seen"]) == (9, 3 * 48)
     assert result["final"]["eval_loss"] > 0
 
 
