@@ -154,6 +154,7 @@ def conclusive(
     return (
         _other_beginning(subject, reference, judgement)
         or _missing_examples(judgement)
+        or _other_end(judgement)
         or _multiple(subject, reference, judgement)
         or _statistics(subject, reference)
     )
@@ -266,6 +267,17 @@ def _missing_examples(judgement: Judgement) -> str | None:
                 f"examples: some replicas' rows are {what}"
             )
     return None
+
+
+def _other_end(judgement: Judgement) -> str | None:
+    violation = judgement.first_violation
+    if violation is None or violation.quantity != "steps":
+        return None
+    return (
+        "all steps that both have trained agree, and the program ends the training "
+        "elsewhere: a callback decides by a value that is close to its limit, or that "
+        "is not the same with several replicas"
+    )
 
 
 def _multiple(

@@ -71,10 +71,7 @@ def explanations(
 
 def _remarks(finding: Finding) -> Iterator[str]:
     if finding.judgement and (violation := finding.judgement.first_violation):
-        yield (
-            f"differs first at {violation.in_words()}: "
-            f"{violation.difference.relative:.1e}, tolerance {violation.tolerance:.1e}"
-        )
+        yield _differs_first(finding, violation)
     if finding.judgement and (by_rounding := finding.judgement.by_rounding):
         yield (
             f"{by_rounding.in_words()}: {by_rounding.difference.relative:.1e} exceeds "
@@ -91,6 +88,18 @@ def _remarks(finding: Finding) -> Iterator[str]:
         yield f"failed: {finding.recorded.run.reason}"
     if finding.verdict is Verdict.NOT_COMPARABLE:
         yield _why_not_comparable(finding)
+
+
+def _differs_first(finding: Finding, violation: ToleranceViolation) -> str:
+    if violation.quantity != "steps":
+        return (
+            f"differs first at {violation.in_words()}: "
+            f"{violation.difference.relative:.1e}, tolerance {violation.tolerance:.1e}"
+        )
+    last = violation.step - 1
+    if finding.recorded.recording.num_steps() > last:
+        return f"trains on after step {last}, with which the reference ends"
+    return f"ends with step {last}, after which the reference trains on"
 
 
 def content(

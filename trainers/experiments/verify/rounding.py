@@ -62,7 +62,9 @@ def _differences_by_rounding(
     """Returns the largest difference so far, by step, then quantity and variable."""
     found: list[dict[tuple[str, str | None], float]] = []
     largest: dict[tuple[str, str | None], float] = {}
-    for step in range(1, reference.recording.num_steps() + 1):
+    # A callback may end one of the two earlier.
+    common = min(run.recording.num_steps() for run in (perturbed, reference))
+    for step in range(1, common + 1):
         own = agreement(
             step, perturbed.recording.read(step), reference.recording.read(step)
         )

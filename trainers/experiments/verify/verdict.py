@@ -33,7 +33,8 @@ class ToleranceViolation:
 
     Attributes:
       step: Step, counted from one.
-      quantity: "loss", "gradients" or "weights".
+      quantity: "loss", "gradients" or "weights"; "steps" where only one of two
+        completed runs has the step.
       difference: Size of the difference, and the variable that has it.
       tolerance: Tolerance of that step.
     """
@@ -71,7 +72,7 @@ class Judgement:
 
 
 # The largest difference that amplified rounding explains: by step, then by quantity and
-# variable.
+# variable. Steps after the last have that of the last.
 Allowed = Sequence[Mapping[tuple[str, str | None], float]]
 
 
@@ -79,23 +80,25 @@ def judge(subject: Executed, reference: Executed, allowed: Allowed = ()) -> Judg
     """Compares all steps that both runs have recorded.
 
     A run that diverges where the other does not is different from the first step that
-    it has not reached. `allowed` are differences that rounding explains, if known.
+    it has not reached; so is a run that a callback ends earlier or later. `allowed` are
+    differences that rounding explains, if known.
     """
-    # A run that diverged has recorded fewer steps.
-    common = min(subject.recording.num_steps(), reference.recording.num_steps())
+    shorter, longer = sorted(
+        (subject, reference), key=lambda run: run.recording.num_steps()
+    )
+    common = shorter.recording.num_steps()
     steps = [
         agreement(step, subject.recording.read(step), reference.recording.read(step))
         for step in range(1, common + 1)
     ]
     beyond = _first_violation(subject, steps)
     violation = _first_violation(subject, steps, allowed) if allowed else beyond
-    is_whole = common == reference.recording.num_steps()
-    if violation is None and not is_whole:
+    if violation is None and longer.recording.num_steps() > common:
         examples = [step.examples_expected for step in steps]
-        examples.append(reference.recording.read(common + 1).examples)
+        examples.append(longer.recording.read(common + 1).examples)
         violation = ToleranceViolation(
             step=common + 1,
-            quantity="loss",
+            quantity="loss" if shorter.run.status == "diverged" else "steps",
             # The step has no loss to compare.
             difference=Difference(math.inf),
             tolerance=tolerance(subject.config.model.dtype, examples),
@@ -123,7 +126,7 @@ def _first_violation(
     for step in steps:
         examples.append(step.examples_expected)
         accepted = tolerance(subject.config.model.dtype, examples)
-        explained = allowed[step.step - 1] if allowed else {}
+        explained = allowed[min(step.step, len(allowed)) - 1] if allowed else {}
         # In the order of computation, so that the first quantity is nearest to the
         # cause.
         for quantity, by_variable in step.differences.items():

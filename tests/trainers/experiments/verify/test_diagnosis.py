@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 
 from trainers.config.config import Config
+from trainers.experiments.arms import Arm
 from trainers.experiments.run_record import read_run
 from trainers.experiments.runner import Executed
 from trainers.experiments.verify.diagnosis import Cause, find_cause
+from trainers.experiments.verify.report import Finding, explanations
 from trainers.experiments.verify.verdict import Verdict, judge
 from trainers.run_dir.step_recording import RecordedStep, Recording
 
@@ -31,14 +33,20 @@ STEP = RecordedStep(
 
 
 def executed(
-    folder: pathlib.Path, step: RecordedStep, log: str = "", **result: str
+    folder: pathlib.Path,
+    step: RecordedStep,
+    log: str = "",
+    num_steps: int = 1,
+    **result: str,
 ) -> Executed:
-    """Returns a run of two replicas that has recorded one step."""
+    """Returns a run of two replicas that has recorded the same step several times."""
     folder.mkdir()
-    content = {"status": "completed", "num_replicas": 2, **result}
+    parts = {key: {} for key in ("throughput", "final", "seconds", "traits")}
+    content = {"status": "completed", "num_replicas": 2, **parts, **result}
     (folder / "result.json").write_text(json.dumps(content), encoding="utf-8")
     (folder / "log").write_text(log, encoding="utf-8")
-    Recording(folder).write(1, step)
+    for number in range(1, num_steps + 1):
+        Recording(folder).write(number, step)
     run = read_run(folder, arm=folder.name, seed=0, log=folder / "log")
     return Executed(Config().replace(strategy="mirrored", dtype="float64"), run)
 
@@ -104,3 +112,39 @@ def test_other_examples_are_the_cause(tmp_path: pathlib.Path) -> None:
     subject = executed(tmp_path / "mirrored", other, first_examples_sha256="b")
     likely = cause_of(subject, reference).likely
     assert "give the generators of its data a seed" in likely
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "words"),
+    [
+        ((2, 3), "trains on after step 2, with which the reference ends"),
+        ((3, 2), "ends with step 2, after which the reference trains on"),
+    ],
+    ids=["more", "fewer"],
+)
+def test_other_numbers_of_steps_are_different(
+    tmp_path: pathlib.Path, num_steps: tuple[int, int], words: str
+) -> None:
+    """A callback of the program ends the training of one of the two."""
+    reference = executed(tmp_path / "one_device", STEP, num_steps=num_steps[0])
+    subject = executed(tmp_path / "mirrored", STEP, num_steps=num_steps[1])
+    judgement = judge(subject, reference)
+    finding = Finding(
+        arm=Arm(name="mirrored", config=subject.config),
+        recorded=subject,
+        verdict=judgement.verdict,
+        judgement=judgement,
+        cause=cause_of(subject, reference),
+    )
+    remark, cause = (line for _, line in explanations(None, [finding]))
+    assert remark == words
+    assert "another loss" not in cause
+    assert "ends the training" in cause
+
+
+def test_a_step_that_diverged_has_no_loss_to_compare(tmp_path: pathlib.Path) -> None:
+    reference = executed(tmp_path / "one_device", STEP, num_steps=2)
+    subject = executed(tmp_path / "mirrored", STEP, status="diverged")
+    violation = judge(subject, reference).first_violation
+    assert violation is not None
+    assert (violation.step, violation.quantity) == (2, "loss")

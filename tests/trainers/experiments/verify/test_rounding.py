@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 
@@ -12,6 +13,9 @@ import pytest
 
 from tests import processes
 from tests.trainers.experiments.verify.mutated_projects import Fault, plant, verify
+from tests.trainers.experiments.verify.test_diagnosis import STEP, executed
+from trainers.experiments.verify.rounding import judge_with_rounding
+from trainers.experiments.verify.verdict import Verdict
 from trainers.model.layer_switches import perturb_weights
 
 SCHEMA = json.loads((processes.ROOT / "docs/verify.schema.json").read_text("utf-8"))
@@ -90,6 +94,18 @@ def test_data_without_a_seed_are_the_cause(tmp_path: pathlib.Path) -> None:
     (one_device,) = found["strategies"]
     assert "give the generators of its data a seed" in one_device["cause"]["likely"]
     assert not one_device["cause"]["tests"]
+
+
+def test_a_changed_last_bit_may_end_the_training_earlier(
+    tmp_path: pathlib.Path,
+) -> None:
+    """A callback that waits for a loss to improve may do so."""
+    reference = executed(tmp_path / "one_device", STEP, num_steps=3)
+    other = dataclasses.replace(STEP, weights={"kernel": np.array([1.0, 2.0 + 1e-9])})
+    subject = executed(tmp_path / "mirrored", other, num_steps=3)
+    perturbed = executed(tmp_path / "perturbed", other, num_steps=2)
+    found = judge_with_rounding(subject, reference, lambda *_: perturbed)
+    assert found.verdict is Verdict.EQUIVALENT
 
 
 def test_every_weight_changes_by_its_last_bit() -> None:
