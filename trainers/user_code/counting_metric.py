@@ -108,7 +108,8 @@ def counts_combinations(name: str, labels: Any = None, predictions: Any = None) 
     shapes, remedy = _shapes_and_remedy(labels, predictions)
     return (
         f"the metric {name!r} counts combinations of the examples of a batch{shapes}, "
-        "and replicas count those of their shards, so that their number matters"
+        "and replicas count those of their shards, so that its value depends on their "
+        "number"
         f"{': ' + remedy if remedy else ''}"
     )
 

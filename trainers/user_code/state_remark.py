@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.common.private_apis.models import flat_layers, is_of_keras
+from strategies.common.text import NUMBER_MATTERS
 from strategies.common.types import Batch
 from trainers.model.random_numbers.of_step import StepRandomNumbers
 from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
@@ -50,15 +51,15 @@ def forward_remark(model: keras.Model, few: Batch) -> str | None:
         return (
             "the model predicts other values for a batch than for its halves (perhaps "
             "it adds up or compares the examples, as ops.tensordot over two axes "
-            "does): replicas predict for their shards, so that their number matters"
+            f"does): replicas predict for their shards, {NUMBER_MATTERS}"
         )
     *parted, again = np.array(added)
     if agree(parted[0], again) and not are_means(np.array(parted)):
         return (
             "a loss that the model adds (add_loss) is no mean over the examples of a "
             "batch (perhaps a sum, or a value of each, which Keras sums): each replica "
-            "adds that of its shard in proportion to its rows, so that their number "
-            "matters; add a mean"
+            "adds that of its shard in proportion to its rows, "
+            f"{NUMBER_MATTERS}; add a mean"
         )
     return remark_on(variables, np.array(changes[:-1]))
 
@@ -149,6 +150,6 @@ def remark_on(variables: Sequence[keras.Variable], changes: np.ndarray) -> str |
         return None
     return (
         f"the state {', '.join(names)} changes by no mean over the examples of a batch "
-        "(perhaps by a sum or a count): replicas average it, so that their number "
-        "matters; keep a mean"
+        f"(perhaps by a sum or a count): replicas average it, {NUMBER_MATTERS}; keep a "
+        "mean"
     )

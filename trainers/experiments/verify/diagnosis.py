@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from strategies.common.errors import ExitCode
+from strategies.common.text import NUMBER_MATTERS
 from trainers.experiments.runner import Executed
 from trainers.experiments.verify.ablations import (
     Feature,
@@ -87,10 +88,12 @@ def find_cause(
         tried = ", ".join(test.without for test in tests)
         stays = f" (it stays without {tried})" if tried else ""
         begins = where_it_begins(subject.num_replicas, judgement)
-        likely = (_warned(subject, reference) or begins) + stays
-    return Cause(
-        likely=likely, remarks=remarks(subject, reference, judgement), tests=tests
-    )
+        warned = [w for w in _warnings(subject, reference) if NUMBER_MATTERS in w]
+        likely = ("; ".join(warned) or begins) + stays
+    found = remarks(subject, reference, judgement)
+    # Such as on the memory: they may concern anything.
+    found += [f"warns: {w}" for w in _warnings(subject, reference) if w not in likely]
+    return Cause(likely=likely, remarks=found, tests=tests)
 
 
 def _tested(
@@ -193,10 +196,10 @@ def _is_last_alone(flags: Sequence[bool]) -> bool:
     return len(flags) > 1 and flags[-1] and not any(flags[:-1])
 
 
-def _warned(subject: Executed, reference: Executed) -> str:
-    """Returns what a run warned about and the reference did not; empty for nothing."""
+def _warnings(subject: Executed, reference: Executed) -> list[str]:
+    """Returns what a run warned about and the reference did not."""
     expected = reference.run.warnings
-    return "; ".join(each for each in subject.run.warnings if each not in expected)
+    return [each for each in subject.run.warnings if each not in expected]
 
 
 def where_it_begins(num_replicas: int, judgement: Judgement) -> str:

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
+from strategies.common.text import NUMBER_MATTERS
 from strategies.common.types import Batch
 from trainers.user_code.checks import has_own_step
 from trainers.user_code.counting_metric import counts_combinations
@@ -104,7 +105,7 @@ def _remark(step: ModelStep, seen: Observed) -> str | None:
             "halves' gradients. Its loss is no mean over examples (perhaps it compares "
             "them with each other), or gradients are clipped before the optimizer gets "
             "them (let it clip: clipnorm, global_clipnorm, clipvalue). Replicas "
-            "compute it of their shards, so that their number matters"
+            f"compute it of their shards, {NUMBER_MATTERS}"
         )
         return f"{remark}; {seen.state_remark}" if seen.state_remark else remark
     names = [

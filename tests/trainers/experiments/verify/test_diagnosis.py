@@ -99,10 +99,13 @@ def test_a_warning_of_a_strategy_alone_is_the_likely_cause(
     step = dataclasses.replace(STEP, layer_state={"counted/total": np.array(9.0)})
     both = "warning: the model is small\n"
     reference = executed(tmp_path / "one_device", step, both)
-    own = "mirrored  2 replicas\nwarning: the state total changes by no mean\n"
+    remark = "the state total changes by no mean, so that their number matters"
+    own = f"mirrored  2 replicas\nwarning: too much memory\nwarning: {remark}\n"
     other = dataclasses.replace(step, layer_state={"counted/total": np.array(4.5)})
     subject = executed(tmp_path / "mirrored", other, both + own)
-    assert cause_of(subject, reference).likely == "the state total changes by no mean"
+    cause = cause_of(subject, reference)
+    # Other warnings change no loss and no weight.
+    assert (cause.likely, cause.remarks) == (remark, ["warns: too much memory"])
 
 
 def test_other_examples_are_the_cause(tmp_path: pathlib.Path) -> None:
