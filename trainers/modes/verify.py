@@ -79,10 +79,11 @@ def _verify(
 def _find(arm: Arm, recorded: Executed, reference: Executed, runner: Runner) -> Finding:
     """Compares the run of a strategy with the reference and returns the finding."""
     # A diverged strategy can be compared: its steps up to the divergence are recorded.
-    has_diverged = recorded.run.status == "diverged"
-    if not recorded.run.has_trained and not has_diverged:
+    comparable = is_comparable(arm.config)
+    has_steps = comparable and recorded.run.status == "diverged"
+    if not recorded.run.has_trained and not has_steps:
         return Finding(arm=arm, recorded=recorded, verdict=Verdict.FAILED)
-    if not is_comparable(arm.config):
+    if not comparable:
         return Finding(arm=arm, recorded=recorded, verdict=Verdict.NOT_COMPARABLE)
     judgement = judge_with_rounding(recorded, reference, runner.run_once)
     cause = None
