@@ -50,7 +50,7 @@ def features_in_use(
         (_CLIPPING, config.optimizer.clip_global_norm is not None),
         # The model may be the user's, with random layers that no setting shows.
         (_dropout(config), bool(step.random_layers) and "dropout" not in off),
-        (_BATCH_NORMALIZATION, has_statistics and "batch_normalization" not in off),
+        (BATCH_NORMALIZATION, has_statistics and "batch_normalization" not in off),
         (_MIXED_PRECISION, config.model.dtype.startswith("mixed")),
         (_XLA, config.model.jit_compile == "on"),
         (_MICRO_BATCHES, strategy.gradient_accumulation_steps > 1),
@@ -84,7 +84,7 @@ _CLIPPING = Feature(
     explanation="gradients have to be clipped once, after the sum over replicas; "
     "before it each replica's part is bounded instead of their sum",
 )
-_BATCH_NORMALIZATION = Feature(
+BATCH_NORMALIZATION = Feature(
     name="batch normalization",
     settings={"disable_layers": ("batch_normalization",)},
     explanation="every replica normalizes its own rows of the global batch, and "

@@ -11,6 +11,7 @@ from strategies.common.errors import ExitCode
 from strategies.common.text import NUMBER_MATTERS
 from trainers.experiments.runner import Executed
 from trainers.experiments.verify.ablations import (
+    BATCH_NORMALIZATION,
     Feature,
     features_in_use,
     rounding,
@@ -73,6 +74,14 @@ def find_cause(
         [step.examples_expected for step in judgement.steps],
         subject.num_replicas,
     )
+    # Without the layers all agrees: random numbers are no reason for other statistics.
+    if wrong := _statistics(subject, reference):
+        features = [
+            dataclasses.replace(feature, explanation=wrong)
+            if feature == BATCH_NORMALIZATION
+            else feature
+            for feature in features
+        ]
     tests: list[Test] = []
 
     def differs_without(features: Sequence[Feature]) -> bool:
@@ -159,8 +168,17 @@ def conclusive(
         or _missing_examples(judgement)
         or _other_end(judgement)
         or _multiple(subject, reference, judgement)
-        or _statistics(subject, reference)
+        # Other random numbers change the loss, and statistics as well.
+        or (_agrees_in_loss(subject, judgement) and _statistics(subject, reference))
+        or None
     )
+
+
+def _agrees_in_loss(subject: Executed, judgement: Judgement) -> bool:
+    """Returns whether the loss of the first step agrees."""
+    first = judgement.steps[0]
+    accepted = tolerance(subject.config.model.dtype, [first.examples_expected])
+    return first.differences["loss"][None] <= accepted
 
 
 def remarks(subject: Executed, reference: Executed, judgement: Judgement) -> list[str]:

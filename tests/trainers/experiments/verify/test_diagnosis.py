@@ -108,6 +108,34 @@ def test_a_warning_of_a_strategy_alone_is_the_likely_cause(
     assert (cause.likely, cause.remarks) == (remark, ["warns: too much memory"])
 
 
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        (4.0, "replicas compute another loss from the same weights"),
+        (6.0, "goes away without batch normalization: the moving statistics of step 1"),
+    ],
+    ids=["random numbers", "statistics"],
+)
+def test_other_random_numbers_change_statistics_too(
+    tmp_path: pathlib.Path, outcome: float, words: str
+) -> None:
+    """Numbers of `tf.random` are no random layers in a recording."""
+    state = {"normalize/moving_mean": np.array([0.4, 0.5])}
+    other = dataclasses.replace(STEP, loss=5.0, layer_state=state)
+    reference = executed(tmp_path / "one_device", STEP)
+    subject = executed(tmp_path / "mirrored", other)
+
+    def repeat(name: str, config: Config) -> Executed:
+        is_subject = name.startswith("mirrored")
+        step = dataclasses.replace(STEP, loss=outcome) if is_subject else STEP
+        again = executed(tmp_path / name, step)
+        return dataclasses.replace(again, config=config)
+
+    judgement = judge(subject, reference)
+    cause = find_cause("mirrored", subject, reference, judgement, repeat)
+    assert words in cause.likely
+
+
 def test_other_examples_are_the_cause(tmp_path: pathlib.Path) -> None:
     """A program whose generators have no seed draws others in each run."""
     other = dataclasses.replace(STEP, loss=5.0)

@@ -169,6 +169,7 @@ CASES = {
         flags=("--model=normalized",),
         quantity="loss",
         words="as when only the first replica's are kept",
+        tested={"batch normalization": "equivalent"},
     ),
 }
 
