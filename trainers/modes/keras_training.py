@@ -70,7 +70,7 @@ class KerasTraining(TrainingRun):
                     # The data set has all steps of the run, and no ends of epochs.
                     steps_per_epoch=min(steps_per_epoch, num_steps),
                     verbose=arguments.verbose,
-                    callbacks=[*arguments.callbacks, watcher],
+                    callbacks=[watcher.stopwatch, *arguments.callbacks, watcher],
                     **self._validation(),
                 )
             if self.signals.requested:
@@ -103,6 +103,26 @@ def _as_fit_takes_it(batches: tf.data.Dataset) -> tf.data.Dataset:
     return batches.scan(tf.constant(0), tf.autograph.experimental.do_not_convert(taken))
 
 
+class _Stopwatch(keras.callbacks.Callback):
+    """Measures executions without the program's callbacks, before which it is called.
+
+    The other strategies call a program's callbacks outside of their timed calls too.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.since = self.until = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        return self.until - self.since
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Ends the time of an execution, for which a callback on a GPU would wait."""
+        tf.test.experimental.sync_devices()
+        self.until = time.perf_counter()
+
+
 class _Watcher(keras.callbacks.Callback):
     """Reports the steps of `fit` as the training loop reports its steps."""
 
@@ -112,7 +132,8 @@ class _Watcher(keras.callbacks.Callback):
         self._signals = run.signals
         self._step = run.parts.order.first_step
         self._seconds: list[float] = []
-        self._since = self._mark = time.perf_counter()
+        self._has_traced = False
+        self.stopwatch = _Stopwatch()
         # Batches of the epoch so far.
         self._batches = 0
         self.losses = LossOfFit(run.parts.model, loss_metric_of(run.parts.objective))
@@ -138,15 +159,15 @@ class _Watcher(keras.callbacks.Callback):
         )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Begins to count batches and time, after a validation with the same metric."""
+        """Begins to count batches, after a validation with the same metric."""
         self._batches = 0
         self.losses.take()
-        self._since = self._mark = time.perf_counter()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Draws the random numbers that replica 0 of the other runs draws."""
         if self._run.parts.config.report.record_steps:
             self.numbers.begin(self._batch_of_step())
+        self.stopwatch.since = time.perf_counter()
 
     def _batch_of_step(self) -> Batch:
         """Returns what random numbers depend on, for the step that begins."""
@@ -166,10 +187,9 @@ class _Watcher(keras.callbacks.Callback):
             program is compiled with `steps_per_execution`.
           logs: Means since the begin of the epoch, by name.
         """
-        now = time.perf_counter()
         num_steps = batch + 1 - self._batches
         self._batches = batch + 1
-        self._seconds += [(now - self._mark) / num_steps] * num_steps
+        self._seconds += [self.stopwatch.seconds / num_steps] * num_steps
         passed = self._step // self._every
         self._step += num_steps
         parts = self._run.parts
@@ -178,9 +198,10 @@ class _Watcher(keras.callbacks.Callback):
             self.model.stop_training = True
         # A callback of the program may have stopped it as well.
         ends = self.model.stop_training or batch + 1 == self.params["steps"]
-        if ends or self._step // self._every > passed:
-            self._report(logs or {}, now)
-        self._mark = time.perf_counter()
+        # The first execution is traced: the speed leaves out a report of its own.
+        if ends or not self._has_traced or self._step // self._every > passed:
+            self._report(logs or {})
+        self._has_traced = True
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         """Reports the validation, if there was one."""
@@ -201,7 +222,7 @@ class _Watcher(keras.callbacks.Callback):
         if not (self._signals.requested or self._run.metrics.window.is_empty):
             self._run.reporter.write_metrics(self._event(_no_steps()))
 
-    def _report(self, logs: Mapping[str, Any], now: float) -> None:
+    def _report(self, logs: Mapping[str, Any]) -> None:
         run = self._run
         first = self._step - len(self._seconds)
         examples = [
@@ -221,7 +242,7 @@ class _Watcher(keras.callbacks.Callback):
             step_seconds=np.array(self._seconds),
             input_seconds=np.zeros(len(examples)),
         )
-        seconds = now - self._since
+        seconds = sum(self._seconds)
         run.metrics.clock.add("train", seconds)
         run.metrics.counters.add(results)
         # fit counts in its optimizer alone.
@@ -235,7 +256,6 @@ class _Watcher(keras.callbacks.Callback):
         if self._step // every > first // every or event.is_last:
             run.reporter.write_metrics(event)
         self._seconds = []
-        self._since = time.perf_counter()
 
     def _event(self, results: StepResults, seconds: float = 0.0) -> StepEvent:
         return StepEvent(

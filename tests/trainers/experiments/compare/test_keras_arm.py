@@ -130,3 +130,37 @@ def test_a_training_that_a_callback_stops_reports_its_last_steps(
     result = processes.result_of(tmp_path / "run")
     assert result["steps"] == num_steps
     assert result["final"]["train_loss"] == rows[1]["train_loss"]
+
+
+_WAITING = """
+import time
+import keras, numpy as np
+
+class Wait(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        time.sleep(0.1)
+
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(0.1)
+
+rows = np.random.default_rng(0).normal(size=(70, 4)).astype("float32")
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(rows, rows[:, 0], batch_size=7, verbose=0, callbacks=[Wait()])
+"""
+
+
+def test_neither_callbacks_nor_traces_count_as_steps(tmp_path: pathlib.Path) -> None:
+    """The other strategies call callbacks, and trace, outside of their steps."""
+    program = tmp_path / "program.py"
+    program.write_text(_WAITING)
+    run = processes.run(
+        *(f"--script={program}", "--strategy=one_device"),
+        *("--set=model.keras_fit=true", f"--run_dir={tmp_path / 'run'}"),
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    result = processes.result_of(tmp_path / "run")
+    milliseconds = result["throughput"]["step_milliseconds"]
+    assert milliseconds["p50"] < 100
+    # A trace takes longer than the nine steps after it.
+    assert 2 * milliseconds["p99"] < 1e3 * result["seconds"]["train"]
