@@ -78,7 +78,7 @@ class LearningRate(keras.optimizers.schedules.LearningRateSchedule):
         config: OptimizerConfig,
         train_steps: int,
         global_batch_size: int,
-        factor: LearningRateScale | None = None,
+        factor: LearningRateScale,
     ):
         self._config = config
         self._rate_factor = factor
@@ -93,8 +93,7 @@ class LearningRate(keras.optimizers.schedules.LearningRateSchedule):
         factor = _FACTORS[self._config.learning_rate_schedule](progress)
         if warmup:
             factor = tf.where(step < warmup, (step + 1) / warmup, factor)
-        rate = self._peak * factor
-        return rate if self._rate_factor is None else self._rate_factor.times(rate)
+        return self._rate_factor.times(self._peak * factor)
 
     def get_config(self) -> dict[str, Any]:
         raise NotImplementedError("The run's config.json describes the schedule.")

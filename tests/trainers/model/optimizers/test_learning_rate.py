@@ -12,7 +12,7 @@ from tests import processes
 from tests.event_files import read_events
 from trainers.config.optimizer import OptimizerConfig
 from trainers.main import main
-from trainers.model.optimizers.learning_rate import LearningRate
+from trainers.model.optimizers.learning_rate import LearningRate, LearningRateScale
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,8 @@ def test_warm_up_rises_to_the_scaled_rate() -> None:
         base_global_batch_size=64,
         warmup_steps=4,
     )
-    rate = LearningRate(config, train_steps=10, global_batch_size=256)
+    factor = LearningRateScale(may_change=False)
+    rate = LearningRate(config, 10, global_batch_size=256, factor=factor)
     rates = [float(rate(step)) for step in range(6)]
     # Float32 has seven digits.
     np.testing.assert_allclose(rates, [0.1, 0.2, 0.3, 0.4, 0.4, 0.4], rtol=1e-6)
