@@ -111,18 +111,18 @@ class LentModel:
                     "fit has no labels (y), and the model is compiled with a loss: "
                     "give labels, or compile it without."
                 )
-            some = few_examples(data.train, rows or EXAMPLES_OF_A_STEP)
+            trained = few_examples(data.train, rows or EXAMPLES_OF_A_STEP)
             # Without a compiled loss, losses of layers are minimized, without labels.
             has_loss = getattr(self.model, "loss", None) is not None
             if is_own or not (has_labels and has_loss):
                 held_out = _held_out(data, rows)
-                objective = own_step(self.model, some, held_out, rows)
+                objective = own_step(self.model, trained, held_out, rows)
                 self.remark = objective.remark
                 self._take_optimizers(objective)
             else:
                 build_with(self.model, few)
                 # Halves of a batch could not be computed, and replicas neither.
-                self.remark = forward_remark(self.model, some) if not rows else None
+                self.remark = forward_remark(self.model, trained) if not rows else None
         chosen = self._optimizer
         calls_others = is_multi_optimizer(chosen) or inner_of(chosen)
         if calls_others and not chosen.built:
