@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ from trainers.model.train_step import StepSettings, TrainStep, with_totals
 from trainers.model.update import ModelUpdate
 from trainers.pipeline_parallel.build import Pipeline
 from trainers.pipeline_parallel.step import PipelineStep
+from trainers.run_dir.checkpoints import Checkpoints
 from trainers.user_code.own_step.objective import OwnStep
 from trainers.user_code.own_step.train_step import OwnTrainStep
 
@@ -239,6 +241,23 @@ class TrainingParts(LoopParts):
         per_epoch = self.order.steps_per_epoch
         whole_epochs = per_epoch * -(-_FEWEST_STEPS_BETWEEN_EVALUATIONS // per_epoch)
         return max(min(whole_epochs, self.train_steps // _FEWEST_EVALUATIONS), 1)
+
+    def checkpoints(
+        self, folder: pathlib.Path, *, with_replica_state: bool = False
+    ) -> Checkpoints:
+        """Returns the checkpoints in a folder, to save these parts or restore them.
+
+        The replicas' own state is that of one strategy and number of replicas.
+        """
+        return Checkpoints(
+            folder,
+            model=self.model,
+            optimizer=self.optimizer,
+            step=self.step,
+            keep=self.config.report.keep_checkpoints,
+            loss_scale=self.loss_scale_variables(),
+            replica_state=self.strategy.replica_state() if with_replica_state else (),
+        )
 
     def applied_steps(self) -> int:
         """Returns the number of applied updates."""

@@ -22,7 +22,6 @@ from trainers.config.user_code import check_given
 from trainers.loop.builder import assemble, create_strategy
 from trainers.reporting.metrics_writer import in_words
 from trainers.run_dir.checkpoint_names import check_is_no_pattern
-from trainers.run_dir.checkpoints import Checkpoints
 from trainers.run_dir.export import read_keras
 from trainers.run_dir.run_dir import RunDir
 
@@ -49,14 +48,7 @@ def evaluate(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     settings = _settings_of(folder, config)
     parts = assemble(settings, create_strategy(settings, cluster))
     # Without the replicas' own state: the strategy may be another than the run's.
-    checkpoints = Checkpoints(
-        folder.checkpoints,
-        model=parts.model,
-        optimizer=parts.optimizer,
-        step=parts.step,
-        keep=settings.report.keep_checkpoints,
-        loss_scale=parts.loss_scale_variables(),
-    )
+    checkpoints = parts.checkpoints(folder.checkpoints)
     exported = config.report.exported_model
     if exported is not None:
         read_keras(exported, parts.model)

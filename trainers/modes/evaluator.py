@@ -34,7 +34,6 @@ from trainers.model.confusion_matrix import CONFUSION_MATRIX, draw_confusion
 from trainers.reporting.metrics_writer import in_words
 from trainers.reporting.tensorboard import EVALUATOR, Summaries, by_tag
 from trainers.run_dir.checkpoint_manifest import DamagedError
-from trainers.run_dir.checkpoints import Checkpoints
 from trainers.run_dir.run_dir import RunDir
 
 _POLL_SECONDS = 0.5
@@ -166,14 +165,7 @@ class _Evaluator:
         self._parts = parts
         self._console = console
         self._folder = folder
-        self._checkpoints = Checkpoints(
-            folder.checkpoints,
-            model=parts.model,
-            optimizer=parts.optimizer,
-            step=parts.step,
-            keep=parts.config.report.keep_checkpoints,
-            loss_scale=parts.loss_scale_variables(),
-        )
+        self._checkpoints = parts.checkpoints(folder.checkpoints)
         # An evaluator that is started again goes on where the last one was.
         self._done = _steps_in(f"{folder.tensorboard}/{EVALUATOR}")
         self._write_errors = WriteErrorReporter(console)

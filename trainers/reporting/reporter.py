@@ -30,7 +30,6 @@ from trainers.reporting.printed_reports import (
 from trainers.reporting.recorded_step import record_step
 from trainers.reporting.result import Origin, build_result, versions
 from trainers.reporting.tracking.tracking import Tracking
-from trainers.run_dir.checkpoints import Checkpoints
 from trainers.run_dir.continuation import check_enough_steps
 from trainers.run_dir.export import BEST, LAST, Exports
 from trainers.run_dir.train_state import DataSize, is_stopped
@@ -55,23 +54,16 @@ class Reporter(NullReporter):
     ):
         """Stores its parts, before a checkpoint is restored."""
         super().__init__(parts, cluster, console)
-        report, guard = parts.config.report, parts.config.guard
         self._folder = folder
         self._tracking = tracking
         self._metrics = metrics
         self._origin = origin
-        self._checkpoints = Checkpoints(
-            folder.phase_path(parts.phase),
-            model=parts.model,
-            optimizer=parts.optimizer,
-            step=parts.step,
-            keep=report.keep_checkpoints,
-            loss_scale=parts.loss_scale_variables(),
-            replica_state=parts.strategy.replica_state(),
+        self._checkpoints = parts.checkpoints(
+            folder.phase_path(parts.phase), with_replica_state=True
         )
         self._rollbacks = Rollbacks(
             *(self._checkpoints, parts.learning_rate_scale),
-            *(guard.most_rollbacks, console.warn),
+            *(parts.config.guard.most_rollbacks, console.warn),
         )
         # State of the restored checkpoint; None for a run that has just begun.
         self._restored: Mapping[str, Any] | None = None
@@ -79,7 +71,10 @@ class Reporter(NullReporter):
         self._saving = WriteErrorReporter(console)
         self._exporting = WriteErrorReporter(console)
         self._exports = Exports(
-            folder.exports, report.export or (), parts.model, parts.rebuild
+            folder.exports,
+            parts.config.report.export or (),
+            parts.model,
+            parts.rebuild,
         )
 
     @property
