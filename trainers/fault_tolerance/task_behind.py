@@ -15,6 +15,7 @@ from strategies.cluster.spec import Cluster
 
 _IN_WORDS = {
     "startup": "starting",
+    "program": "running the program",
     "trace": "tracing",
     "train": "training",
     "eval": "evaluating",

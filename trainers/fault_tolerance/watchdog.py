@@ -11,12 +11,13 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
+from strategies.cluster.activity import Sign
 from strategies.cluster.inquiry import Report, answer_questions, ask_peers
-from strategies.cluster.probes import REMEDY, is_listening
+from strategies.cluster.probes import REMEDY, PeerState, is_listening
 from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
 from strategies.common.errors import ExitCode
@@ -36,13 +37,16 @@ _SECONDS_BETWEEN_LOOKS_AT_CHIEF = 0.1
 _PART_BEFORE_ENDING_WITH_OTHERS = 0.5
 # Kind of work after a measured block has ended.
 _BETWEEN_BLOCKS = "running callbacks"
+# Kind of work of a program outside of its calls of `fit`, which may take any time.
+PROGRAM = "program"
 
 
 class Watchdog:
     """Watchdog of this process while the context lasts. A callback and clock listener.
 
-    Each beginning or end of a block that the clock measures is progress, and so is each
-    update that is applied within a call of the inner loop.
+    Each beginning or end of a block that the clock measures is progress. So is each
+    update that is applied within a call of the inner loop, and each batch that a
+    resumed run reads again.
     """
 
     def __init__(
@@ -66,10 +70,10 @@ class Watchdog:
         self._console = console
         self._shutdown_servers = shutdown_servers
         self._doing = "startup"
-        self._applied: tf.Variable | None = None
+        self._counters: tuple[tf.Variable, ...] = ()
         self._step = 0
         self._idle_seconds = 0.0
-        self._read_before: int | None = None
+        self._read_before: list[int] | None = None
         self._reader: threading.Thread | None = None
         self._is_over = False
         self._is_asked = False
@@ -90,16 +94,19 @@ class Watchdog:
         if self._thread.is_alive():
             self._thread.join()
 
-    def note(self, kind: str) -> None:
-        """Records that a block of work of a kind of `Clock` has begun or ended."""
-        # A block has ended if its kind comes twice: blocks of `Clock` do not overlap.
-        self._doing = _BETWEEN_BLOCKS if kind == self._doing else kind
+    def note(self, kind: str | None) -> None:
+        """Records the begin of work of a kind, or with None its end."""
+        self._doing = kind or _BETWEEN_BLOCKS
+        self.progress()
+
+    def progress(self) -> None:
+        """Records that the present work goes on."""
         self._read_before = None
         self._idle_seconds = 0.0
 
-    def count(self, applied: tf.Variable) -> None:
-        """Stores the counter of applied updates, which changes within a long call."""
-        self._applied = applied
+    def count(self, applied: tf.Variable, *others: tf.Variable) -> None:
+        """Stores the counter of applied updates, and others that change in a call."""
+        self._counters = (applied, *others)
 
     def begin(self, step: int) -> None:
         """Sets the step at which training starts or continues."""
@@ -118,7 +125,8 @@ class Watchdog:
             now = time.monotonic()
             # At most two intervals count: if the whole process was suspended, as after
             # Ctrl-Z, the time is no stall.
-            self._idle_seconds += min(now - before, 2 * interval)
+            if self._doing != PROGRAM:
+                self._idle_seconds += min(now - before, 2 * interval)
             before = now
             is_asked, self._is_asked = self._is_asked, False
             # All end together: a task that ends later would blame the others.
@@ -139,27 +147,33 @@ class Watchdog:
         )
 
     def _start_reading(self) -> None:
-        """Reads the update counter in another thread, which may block forever."""
+        """Reads the counters in another thread, which may block forever."""
         reads = self._reader is not None and self._reader.is_alive()
-        if self._applied is not None and not reads:
-            self._reader = threading.Thread(
-                target=self._read, args=[self._applied], daemon=True
-            )
+        if self._counters and not reads:
+            self._reader = threading.Thread(target=self._read, daemon=True)
             self._reader.start()
 
-    def _read(self, counter: tf.Variable) -> None:
+    def _read(self) -> None:
         # If the task that holds the counter is dead, the main thread receives the error
         # itself.
         with contextlib.suppress(tf.errors.OpError):
-            applied = int(counter.numpy())
-            if self._read_before not in (None, applied):
+            counts = [int(counter.numpy()) for counter in self._counters]
+            if self._read_before not in (None, counts):
                 self._idle_seconds = 0.0
-            self._read_before = applied
-            self._step = max(self._step, applied)
+            self._read_before = counts
+            self._step = max(self._step, counts[0])
 
     def _end(self) -> None:
-        """Prints the state of this task and ends the process."""
-        line = self._in_words()
+        """Prints the state of this task and ends the process.
+
+        Waits on if another task is busy with a program's own code, which delays all.
+        """
+        own = self._report().observed()
+        answers = ask_peers(self._cluster) if self._cluster.addresses else {}
+        if any(map(_runs_program, answers.values())):
+            self._idle_seconds = 0.0
+            return
+        line = self._in_words(own, answers)
         # Each with a deadline: the log may be on the disk that does not respond.
         self._attempt(self._console.dump_stacks)
         self._attempt(lambda: self._console.fail(line))
@@ -187,13 +201,18 @@ class Watchdog:
         while is_listening(self._cluster.computing[0]) and time.monotonic() < deadline:
             time.sleep(_SECONDS_BETWEEN_LOOKS_AT_CHIEF)
 
-    def _in_words(self) -> str:
-        seconds = self._idle_seconds
-        own = self._report().observed()
-        answers = ask_peers(self._cluster) if self._cluster.addresses else {}
+    def _in_words(self, own: Report, answers: Mapping[str, Report | PeerState]) -> str:
         log = self._console.log_name
         where = f"in {log}" if log else "above"
         return (
             f"{describe_tasks_behind(self._cluster, own, answers)}; this task made no "
-            f"progress in {seconds:.0f} s, and its stacks are {where}; {REMEDY}"
+            f"progress in {own.idle_seconds:.0f} s, and its stacks are {where}; "
+            f"{REMEDY}"
         )
+
+
+def _runs_program(answer: Report | PeerState) -> bool:
+    """Returns whether a task is busy with a program's own code, and does not wait."""
+    if not isinstance(answer, Report):
+        return False
+    return answer.doing == PROGRAM and answer.sign is not Sign.NONE

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
@@ -100,6 +101,27 @@ def as_tuples(values: Any) -> Any:
     if isinstance(values, (list, tuple)):
         return tuple(map(as_tuples, values))
     return values
+
+
+@functools.cache
+def read_counter() -> tf.Variable:
+    """Returns the number of batches that resumed runs have read again, int64 scalar."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        return tf.Variable(0, dtype=tf.int64, trainable=False)
+
+
+def counted(batches: tf.data.Dataset) -> tf.data.Dataset:
+    """Counts each element of a data set when it is read: the watchdog looks there.
+
+    Args:
+      batches: Data set of pairs.
+    """
+
+    def count(*pair: Any) -> tuple[Any, ...]:
+        read_counter().assign_add(1)
+        return pair
+
+    return batches.map(tf.autograph.experimental.do_not_convert(count))
 
 
 def first_examples(source: Source, most: int) -> tuple[Any, Any]:

@@ -98,11 +98,11 @@ class Epochs:
         self.callbacks.restore(state)
         self._is_begun = bool(history.get(BEGUN, False))
 
-    def read_again(self, is_over: bool) -> None:
+    def read_again(self, is_over: bool, note_batch: Callable[[], None]) -> None:
         """Reads what earlier processes have read and this training does not read again.
 
         A generator of the program continues from there, also in its next `fit`. This
-        one is over if it was completed before.
+        one is over if it was completed before. `note_batch` is called for each batch.
         """
         self.callbacks.is_over = is_over
         parts, train = self._parts, self._parts.data.train
@@ -122,7 +122,7 @@ class Epochs:
             read.append(train.batches(parts.order, self.first_step, last_step))
         for batches in read:
             for _ in batches.dataset(0, 1):
-                pass
+                note_batch()
 
     def _is_epoch_validated(self, index: int) -> bool:
         return self.arguments.is_validated(self.arguments.initial_epoch + index)

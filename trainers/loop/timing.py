@@ -35,10 +35,11 @@ class Clock:
       blocks: Newest blocks: kind, start in seconds since the epoch, and seconds.
     """
 
-    def __init__(self, listener: Callable[[str], None] = lambda kind: None):
+    def __init__(self, listener: Callable[[str | None], None] = lambda kind: None):
         """Starts all counters at zero.
 
-        The listener is called with the kind of a block when it begins and when it ends.
+        The listener is called with the kind of a block when it begins, and with None
+        when it ends.
         """
         self._listener = listener
         self._seconds = dict.fromkeys(_KINDS, 0.0)
@@ -62,7 +63,7 @@ class Clock:
             yield timer
         finally:
             timer.seconds = time.perf_counter() - start
-            self._listener(kind)
+            self._listener(None)
             self._seconds[kind] += timer.seconds
             self.blocks.append((kind, time.time() - timer.seconds, timer.seconds))
 

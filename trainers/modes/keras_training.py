@@ -55,6 +55,7 @@ class KerasTraining(TrainingRun):
             most=1 if self.parts.config.report.record_steps else None,
         )
         self.metrics.clock.started()
+        self.watchdog.note("train")
         self.reporter.start_progress(first)
         with self.signals:
             watcher = _Watcher(self)
@@ -187,6 +188,7 @@ class _Watcher(keras.callbacks.Callback):
             program is compiled with `steps_per_execution`.
           logs: Means since the begin of the epoch, by name.
         """
+        self._run.watchdog.progress()
         num_steps = batch + 1 - self._batches
         self._batches = batch + 1
         self._seconds += [self.stopwatch.seconds / num_steps] * num_steps
@@ -202,6 +204,9 @@ class _Watcher(keras.callbacks.Callback):
         if ends or not self._has_traced or self._step // self._every > passed:
             self._report(logs or {})
         self._has_traced = True
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._run.watchdog.progress()
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         """Reports the validation, if there was one."""

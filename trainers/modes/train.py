@@ -18,7 +18,7 @@ from strategies.common.write_errors import WriteErrorReporter
 from strategies.processes.parent import has_launcher
 from trainers.config.config import Config
 from trainers.fault_tolerance.preemption import PreemptionSignals
-from trainers.fault_tolerance.watchdog import Watchdog
+from trainers.fault_tolerance.watchdog import PROGRAM, Watchdog
 from trainers.keras_program.epochs import Epochs
 from trainers.keras_program.program import Program
 from trainers.loop.builder import assemble, create_strategy
@@ -106,6 +106,8 @@ class TrainingTask:
             self._shutdown_servers,
         )
         self._clock = Clock(self._watchdog.note)
+        if config.model.script is not None:
+            self._watchdog.note(PROGRAM)
         # One object for all calls of `fit`, because a request may come between two.
         self._signals = PreemptionSignals(traits.loops_together)
         # Of the first training of several; later ones begin with trained weights.
@@ -141,7 +143,11 @@ class TrainingTask:
             folder=self._folder,
             epochs=epochs,
         )
-        return run.run()
+        try:
+            return run.run()
+        finally:
+            if self.config.model.script is not None:
+                self._watchdog.note(PROGRAM)
 
     def _reporter(self, parts: TrainingParts, metrics: RunMetrics) -> NullReporter:
         if not isinstance(self._folder, TrainingDir):

@@ -31,6 +31,7 @@ from trainers.fault_tolerance.non_finite import (
 from trainers.fault_tolerance.preemption import PreemptionSignals
 from trainers.fault_tolerance.rollback import agree_on_step
 from trainers.fault_tolerance.watchdog import Watchdog
+from trainers.inputs.sources import read_counter
 from trainers.keras_program.epoch_callbacks import TrainingStopped, callbacks_of
 from trainers.keras_program.epochs import Epochs
 from trainers.loop.loop import Always, At, Callback, Every, StepEvent, When, run_loop
@@ -66,14 +67,14 @@ class TrainingRun:
         """Restores the newest checkpoint, trains, and reports how the run has ended."""
         strategy, reporter = self.parts.strategy, self.reporter
         self.watchdog.note("startup")
-        self.watchdog.count(self.parts.step)
+        self.watchdog.count(self.parts.step, read_counter())
         is_complete = tf.Variable(int(reporter.restore_newest()), dtype=tf.int64)
         # Makes the replicas of all processes equal to the restored state.
         strategy.broadcast_from_chief([*self.parts.state_variables(), is_complete])
         self.parts.learning_rate_scale.hold()
         if self.epochs is not None:
             self.epochs.restore(reporter.restored_state())
-            self.epochs.read_again(is_over=bool(is_complete.numpy()))
+            self.epochs.read_again(bool(is_complete.numpy()), self.watchdog.progress)
         if is_complete.numpy():
             self._repeat_end_of_fit()
             strategy.wait_until_all_are_done()

@@ -13,6 +13,7 @@ from strategies.common.types import Batch
 from strategies.inner_loop.sharding import shard_rows
 from trainers.inputs.batches import batch_of_steps, steps_at_once
 from trainers.inputs.shuffling import Order
+from trainers.inputs.sources import counted
 
 if TYPE_CHECKING:
     from trainers.inputs.tfrecord.stream import RecordStream
@@ -91,6 +92,8 @@ class StreamBatches:
         def epoch(number: tf.Tensor) -> tf.data.Dataset:
             records = self.stream.records(chosen, order.seed, number)
             chunks = records.batch(most * order.global_batch_size).enumerate()
+            if self.first_step:
+                chunks = counted(chunks)
             first = number * order.steps_per_epoch
             return chunks.flat_map(
                 lambda chunk, rows: spans(first + chunk * most, _Rows(*rows))

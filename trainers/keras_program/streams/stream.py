@@ -13,7 +13,7 @@ from strategies.common.types import Batch
 from strategies.inner_loop.input import no_steps
 from strategies.inner_loop.sharding import take_shard
 from trainers.inputs.shuffling import Order
-from trainers.inputs.sources import StreamedSource
+from trainers.inputs.sources import StreamedSource, counted, read_counter
 from trainers.keras_program.streams.passes import OnePass
 from trainers.keras_program.streams.windows import (
     Window,
@@ -52,8 +52,11 @@ class ReadAgain:
                 lambda s: tf.zeros([size or 0 for size in s.shape], s.dtype), spec
             )
 
+        def is_kept(*_: Any) -> tf.Tensor:
+            return read_counter().assign_add(1) < 0
+
         # `skip` would not read them.
-        none = self.data.take(count).filter(_unconverted(lambda *_: False))
+        none = self.data.take(count).filter(_unconverted(is_kept))
         return none.map(_unconverted(filler))
 
 
@@ -216,7 +219,10 @@ class StreamBatches:
             for step in (self.first_step, self.last_step)
         )
         # A run that is continued reads what comes before, as it may be a generator.
-        steps = self.stream.one_pass(index).enumerate(begin).take(last).skip(first)
+        steps = self.stream.one_pass(index).enumerate(begin).take(last)
+        if self.first_step > self.order.first_step:
+            steps = counted(steps)
+        steps = steps.skip(first)
         if self.read_again is None:
             return steps
         return steps.concatenate(self.read_again.after(index, steps.element_spec))
