@@ -14,13 +14,11 @@ import functools
 import importlib
 import pathlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from strategies.base import Strategy, Traits
 from strategies.common.errors import UsageError
 from strategies.common.text import one_line
-
-if TYPE_CHECKING:
-    from strategies.base import Strategy, Traits
 
 _FOLDER = pathlib.Path(__file__).parent
 
@@ -48,9 +46,6 @@ def names_where(condition: Callable[[Traits], object]) -> Callable[[], tuple[str
 
 def traits(name: str) -> Traits:
     """Returns the traits that a strategy declares."""
-    # `strategies.base` imports `strategies.config`, which imports this module.
-    from strategies.base import Traits
-
     declaration = _declaration(name)
     try:
         return Traits(**declaration.traits)

@@ -77,10 +77,10 @@ def _launch() -> int:
         forward_output=True,
     )
 
-    def print_error(line: str) -> None:
+    def warn(line: str) -> None:
         print(f"warning: {line}", file=sys.stderr)
 
-    exit_code = Launcher(plan, print_error).run()
+    exit_code = Launcher(plan, warn).run()
     tasks = Cluster(addresses=addresses).tasks()
     # Ports in an isolated network are free once its last process has ended.
     left = [address for address in tasks.values() if is_listening(address)]
