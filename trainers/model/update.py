@@ -67,15 +67,18 @@ class ModelUpdate:
         self.apply_prepared(self.prepare(outputs))
 
     def prepare(self, outputs: ReplicaOutputs) -> ReplicaOutputs:
-        gradients = list(outputs.gradients)
-        merged = self._merge_rows
-        for place in range(len(gradients)) if merged is None else merged:
-            gradients[place] = sum_duplicates(gradients[place])
+        summed = [sum_duplicates(gradient) for gradient in outputs.gradients]
+        gradients = summed
+        if self._merge_rows is not None:
+            gradients = list(outputs.gradients)
+            for place in self._merge_rows:
+                gradients[place] = summed[place]
         # After the sum: clipping before it would bound each replica's part, and the sum
         # could be up to N times larger (Pascanu et al., On the difficulty of training
         # recurrent neural networks, 2012).
         if self._clip_global_norm is not None:
-            norm = _global_norm(gradients)
+            # Of the sums of rows, as `observe` reports it, also where rows stay apart.
+            norm = _global_norm(summed)
             gradients = clipped(gradients, norm, self._clip_global_norm)
         return outputs._replace(gradients=gradients)
 

@@ -24,6 +24,23 @@ print("layers", model.layers[0].compute_dtype, type(model.optimizer).__name__)
 """
 _ONE_DEVICE = "--strategy=one_device"
 
+_EMBEDDED = """
+import keras
+import numpy as np
+
+keras.config.set_floatx("float64")
+layers = keras.layers
+x = np.random.default_rng(0).integers(5, size=(32, 10))
+model = keras.Sequential(
+    [layers.Input((10,)), layers.Embedding(5, 4), layers.Flatten(), layers.Dense(1)]
+)
+model.compile(keras.optimizers.SGD(1.0), "mse")
+before = model.get_weights()
+model.fit(x, x.sum(axis=1), batch_size=32)
+squares = [np.sum((a - b) ** 2) for a, b in zip(before, model.get_weights())]
+print("moved", np.sqrt(sum(squares)))
+"""
+
 
 def _script(folder: pathlib.Path, before: str = "") -> str:
     path = folder / "train.py"
@@ -149,3 +166,17 @@ def test_a_given_type_holds_after_a_program_has_cleared_the_session(
     )
     assert done.returncode == 0, done.stderr
     assert "layers bfloat16" in done.stdout
+
+
+def test_a_given_clip_bounds_the_sum_of_the_rows_of_a_word(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Words occur often in a batch, and each time its gradient has a row."""
+    path = tmp_path / "train.py"
+    path.write_text(_EMBEDDED)
+    words = (f"--script={path}", "--strategy=mirrored", "--clip_global_norm=0.05")
+    done = processes.run(*words, f"--run_dir={tmp_path / 'run'}", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    [line] = [one for one in done.stdout.splitlines() if "moved" in one]
+    # With a rate of 1, one step of SGD moves the weights by the clipped gradient.
+    assert float(line.split()[1]) == pytest.approx(0.05, rel=1e-9)
