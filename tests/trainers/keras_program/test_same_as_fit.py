@@ -291,3 +291,51 @@ def test_a_sum_over_a_normalized_batch_is_one_over_replicas(
     plain = beside_fit.by_fit(tmp_path, text)
     found = beside_fit.under(tmp_path, text, *_STRATEGIES["mirrored"])
     beside_fit.assert_same(found, plain)
+
+
+_AVERAGED = """
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+class Averaged(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.inner = keras.Sequential([layers.Dense(4), layers.Dense(4)])
+        self.head = layers.Dense(4)
+
+    def call(self, x):
+        return self.head(self.inner(x))
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        pairs = (self.optimizer, self.inner), (self.of_head, self.head)
+        for optimizer, part in pairs:
+            # In another order than the optimizer was built.
+            weights = part.trainable_variables[::-1]
+            optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+keras.utils.set_random_seed(7)
+draw = np.random.default_rng(3)
+x, y = draw.normal(size=(24, 4)), draw.normal(size=(24, 4))
+model = Averaged()
+model(x)
+average = {"use_ema": True, "ema_momentum": 0.9}
+model.of_head = keras.optimizers.SGD(0.05, **average)
+model.compile(keras.optimizers.SGD(0.05, **average), "mse")
+model.optimizer.build(model.inner.trainable_variables)
+model.fit(x, y, batch_size=8, epochs=2)
+"""
+
+
+def test_averages_go_to_their_weights_after_a_step_of_its_own(
+    tmp_path: pathlib.Path,
+) -> None:
+    """The compiled optimizer alone replaces weights, in the order of its `build`."""
+    plain = beside_fit.by_fit(tmp_path, _AVERAGED)
+    found = beside_fit.under(tmp_path, _AVERAGED, *_STRATEGIES["mirrored"])
+    beside_fit.assert_same(found, plain)

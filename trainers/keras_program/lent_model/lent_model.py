@@ -161,7 +161,7 @@ class LentModel:
     def _take_optimizers(self, objective: OwnStep) -> None:
         """Trains with the optimizers that a step calls, and only their variables."""
         # Also a single one, whose variables may be in an order of the step's.
-        self._optimizer = SeveralOptimizers(objective.updates)
+        self._optimizer = SeveralOptimizers(objective.updates, self._optimizer)
         trained = {id(v) for _, variables in objective.updates for v in variables}
         # Such as weights of a teacher, which has no part in weight decay either.
         self._frozen = [

@@ -23,13 +23,20 @@ class SeveralOptimizers(tf.Module):
     def __init__(
         self,
         updates: Sequence[tuple[keras.optimizers.Optimizer, Sequence[keras.Variable]]],
+        compiled: keras.optimizers.Optimizer,
     ):
         """Joins the optimizers of the updates of a step, of which one may have several.
+
+        Args:
+          updates: Optimizer of each update, with the variables that it updates.
+          compiled: Optimizer that the model is compiled with; a step may call others.
 
         Raises:
           UsageError: Two optimizers update one variable.
         """
         super().__init__()
+        # As a number: checkpoints find the optimizers in `parts`.
+        self._compiled = id(compiled)
         united: dict[int, tuple[keras.optimizers.Optimizer, dict[int, Any]]] = {}
         for optimizer, variables in updates:
             _, own = united.setdefault(id(optimizer), (optimizer, {}))
@@ -65,10 +72,16 @@ class SeveralOptimizers(tf.Module):
                 optimizer.apply([by_variable[id(v)] for v in found], found)
 
     def finalize_variable_values(self, variables: Sequence[keras.Variable]) -> None:
-        """See `keras.optimizers.Optimizer`."""
+        """Puts averages in the place of weights where `fit` does.
+
+        That is by the compiled optimizer alone.
+        """
         del variables
-        for optimizer, own in self.parts:
-            optimizer.finalize_variable_values(own)
+        for optimizer, _ in self.parts:
+            if id(optimizer) == self._compiled:
+                # Keras takes the averages by position, in the order of `build`. Calls
+                # of a step may have another order, or leave weights out.
+                optimizer.finalize_variable_values(weights_of(optimizer))
 
 
 def parts_of(
