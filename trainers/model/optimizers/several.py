@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
-from strategies.common.private_apis.optimizers import weights_of
+from strategies.common.private_apis.optimizers import is_multi_optimizer, weights_of
 
 
 class SeveralOptimizers(tf.Module):
@@ -69,7 +69,10 @@ class SeveralOptimizers(tf.Module):
             # A pass has the gradients of one update: the others have nothing to do.
             found = [variable for variable in own if id(variable) in by_variable]
             if found:
-                optimizer.apply([by_variable[id(v)] for v in found], found)
+                if is_multi_optimizer(optimizer):
+                    # It demands all of its variables, also those without a gradient.
+                    found = own
+                optimizer.apply([by_variable.get(id(v)) for v in found], found)
 
     def finalize_variable_values(self, variables: Sequence[keras.Variable]) -> None:
         """Puts averages in the place of weights where `fit` does.

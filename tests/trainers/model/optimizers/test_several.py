@@ -1,0 +1,22 @@
+"""Tests of several optimizers in the place of one."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+import tensorflow as tf
+
+from trainers.model.optimizers.several import SeveralOptimizers
+
+
+@pytest.mark.skipif(
+    not hasattr(keras.optimizers, "MultiOptimizer"), reason="Keras 3.12 has none"
+)
+def test_an_optimizer_of_others_trains_beside_a_weight_without_a_gradient() -> None:
+    first, second = keras.Variable([1.0]), keras.Variable([1.0])
+    chosen = keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.5))
+    optimizer = keras.optimizers.MultiOptimizer(chosen)
+    optimizer.build([first, second])
+    several = SeveralOptimizers([(optimizer, [first, second])], optimizer)
+    several.apply([tf.constant([1.0]), None], [first, second])
+    assert [float(v.numpy()[0]) for v in (first, second)] == [0.5, 1.0]
