@@ -11,6 +11,7 @@ from strategies.collectives.buckets import Span
 from strategies.common.private_apis.optimizer_slices import (
     slice_like,
     state_by_weight,
+    update_without_gradients,
     updates_slices,
 )
 from strategies.common.private_apis.variables import copies_of, make_releasable
@@ -136,18 +137,21 @@ class OptimizerShard:
             for kind, parts in zip(self._kinds, self.state, strict=True)
             for pair in zip(kind, parts, strict=True)
         ]
-        if not chosen:
-            # This worker has no element with a gradient, and counts as all others do.
-            self._optimizer.iterations.assign_add(1)
-            return [tf.convert_to_tensor(part.value) for part in self._slices]
         with updates_slices(self._optimizer, weights, state):
-            self._optimizer.apply(*map(list, zip(*chosen, strict=True)))
+            if chosen:
+                self._optimizer.apply(*map(list, zip(*chosen, strict=True)))
+            else:
+                update_without_gradients(self._optimizer)
         return [tf.convert_to_tensor(part.value) for part in self._slices]
 
-    def constrain(self) -> None:
-        """Applies the constraints of whole weights, which may depend on their norms."""
-        for weight in self._weights:
-            if weight.constraint is not None:
+    def constrain(self, has_gradient: Sequence[bool]) -> None:
+        """Applies the constraints of whole weights, which may depend on their norms.
+
+        Args:
+          has_gradient: Whether each weight has a gradient; `fit` constrains no others.
+        """
+        for weight, is_updated in zip(self._weights, has_gradient, strict=True):
+            if is_updated and weight.constraint is not None:
                 weight.assign(weight.constraint(weight))
 
 

@@ -239,7 +239,7 @@ class ShardedUpdate(UpdateExchange):
             self._trained[index].assign(value)
 
         def finish() -> None:
-            self._shard.constrain()
+            self._shard.constrain(self._is_used)
             update.increment_step()
 
         self._strategy.run(finish)

@@ -64,6 +64,16 @@ def slice_like(variable: keras.Variable, size: int) -> keras.Variable:
     return part
 
 
+def update_without_gradients(optimizer: keras.optimizers.Optimizer) -> None:
+    """Updates moving averages and numbers that do not depend on gradients.
+
+    `Optimizer.apply` refuses an update in which no weight has a gradient (keras/src/
+    optimizers/base_optimizer.py, `_filter_empty_gradients`).
+    """
+    optimizer._backend_apply_gradients([], [])
+    optimizer.iterations.assign_add(1)
+
+
 @contextlib.contextmanager
 def updates_slices(
     optimizer: keras.optimizers.Optimizer,

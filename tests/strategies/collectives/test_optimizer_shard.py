@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from strategies.collectives.buckets import Bucket
 from strategies.collectives.optimizer_shard import OptimizerShard
+from strategies.common.private_apis.optimizer_slices import state_by_weight
 from strategies.inner_loop.grouping import grouped
 from tests.markers import further
 from trainers.model.optimizers.adagrad import Adagrad
@@ -41,9 +42,10 @@ def made_weights() -> list[keras.Variable]:
     return weights
 
 
-def gradients_of(step: int) -> list[tf.Tensor]:
+def gradients_of(step: int, used: Sequence[int]) -> list[tf.Tensor | None]:
     generator = np.random.default_rng(step)
-    return [tf.constant(generator.normal(size=shape)) for shape in SHAPES]
+    gradients = [tf.constant(generator.normal(size=shape)) for shape in SHAPES]
+    return [g if index in used else None for index, g in enumerate(gradients)]
 
 
 def built(
@@ -67,15 +69,18 @@ OWN = (Adam, AdamW, Adagrad)
 # Three workers have parts of unequal sizes.
 @pytest.mark.parametrize("num_workers", [further(2), 3])
 @pytest.mark.parametrize("kind", [*ELEMENTWISE, *OWN], ids=lambda kind: str(kind))
+# One weight of a single element: the other workers have none with a gradient.
+@pytest.mark.parametrize("used", [range(len(SHAPES)), [3]], ids=["all", "one"])
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
 def test_parts_of_all_workers_are_the_whole_update(
-    kind: type[keras.optimizers.Optimizer], num_workers: int
+    used: Sequence[int], kind: type[keras.optimizers.Optimizer], num_workers: int
 ) -> None:
     """Updates have weight decay with exclusions, a moving average and a constraint."""
     expected = made_weights()
     reference = built(kind, expected)
     assert updates_each_element(reference)
     for step in range(NUM_STEPS):
-        reference.apply(gradients_of(step), expected)
+        reference.apply(gradients_of(step, used), expected)
 
     shapes = [tf.TensorShape(shape) for shape in SHAPES]
     # One bucket has several tensors, and one has a single tensor.
@@ -93,24 +98,33 @@ def test_parts_of_all_workers_are_the_whole_update(
         shards[-1][2].read_weights()
         weights.append(own)
     for step in range(NUM_STEPS):
-        gradients = gradients_of(step)
+        gradients = gradients_of(step, used)
         new = [value.numpy() for value in weights[0]]
         for _, spans, shard in shards:
             pieces: list[tf.Tensor | None] = [None] * len(SHAPES)
             for s in spans:
-                pieces[s.index] = tf.reshape(gradients[s.index], [-1])[s.start : s.stop]
+                if s.index in used:
+                    vector = tf.reshape(gradients[s.index], [-1])
+                    pieces[s.index] = vector[s.start : s.stop]
             slices = shard.apply(pieces, None)
             for s in spans:
                 new[s.index].reshape(-1)[s.start : s.stop] = slices[s.index].numpy()
         for own, _, shard in shards:
             for variable, value in zip(own, new, strict=True):
                 variable.assign(value)
-            shard.constrain()
+            shard.constrain([index in used for index in range(len(SHAPES))])
     for own in weights:
         for got, want in zip(own, expected, strict=True):
             # Vectorized kernels may round the last bit of an element differently,
             # depending on its position.
             np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-13)
+    for _, spans, shard in shards:
+        for kept, parts in zip(
+            state_by_weight(reference, expected), shard.state, strict=True
+        ):
+            for s in spans:
+                want = kept[s.index].numpy().reshape(-1)[s.start : s.stop]
+                np.testing.assert_allclose(parts[s.index].numpy(), want, rtol=1e-13)
     # Every element of the state is on exactly one worker.
     whole = [v for v in reference.variables if tuple(v.shape) in map(tuple, SHAPES)]
     num_kinds = len(shards[0][2].state)
