@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
 
 import keras
 import numpy as np
@@ -53,20 +55,34 @@ def test_of_replicas_with_unequal_shares(strategy: str) -> None:
     assert results.sums["replica/square"][0] / 3 == pytest.approx(square)
     whole = (2 * order.sum(axis=1)[:, None] * order).mean(axis=0)
     assert float(results.details["gradient_norm"]) ** 2 == pytest.approx(whole @ whole)
+    expected = cosine_of(np.array(gradients), [2, 2, 1])
+    assert found["replica/gradient_cosine"] == pytest.approx(expected)
 
 
-def reported(gradients: np.ndarray, num_examples: int) -> StepResults:
+def cosine_of(gradients: np.ndarray, rows: Sequence[int]) -> float:
+    """Returns the mean product of pairs, as often as their examples make pairs."""
+    pairs = list(itertools.combinations(range(len(rows)), 2))
+    products = [gradients[i] @ gradients[j] for i, j in pairs]
+    mean = np.average(products, weights=[rows[i] * rows[j] for i, j in pairs])
+    return float(mean / np.mean((gradients**2).sum(axis=1)))
+
+
+def reported(gradients: np.ndarray, rows: Sequence[int]) -> StepResults:
     """Returns the results of replicas that had certain gradients.
 
     Args:
       gradients: Gradient of each replica [replicas, weights].
-      num_examples: Number of examples, of which the replicas have equal shares.
+      rows: Number of examples of each replica.
     """
-    whole = gradients.mean(axis=0)
+    whole = np.average(gradients, axis=0, weights=rows)
+    squares, shares = (gradients**2).sum(axis=1), np.divide(rows, sum(rows))
     sums = {
-        "replica/square": [(gradients**2).sum()],
+        "replica/square": [squares.sum()],
         "replica/count": [len(gradients)],
-        "examples": [num_examples],
+        "replica/inverse_rows": [np.sum(1 / np.array(rows))],
+        "replica/squared_shares": [shares @ shares],
+        "replica/squared_parts": [shares**2 @ squares],
+        "examples": [sum(rows)],
     }
     return StepResults(
         applied_steps=1,
@@ -79,17 +95,19 @@ def reported(gradients: np.ndarray, num_examples: int) -> StepResults:
     )
 
 
-def test_the_noise_scale_is_that_of_the_examples() -> None:
+@pytest.mark.parametrize("rows", [(16, 16, 16, 16), (2, 2, 30, 30)])
+def test_the_noise_scale_is_that_of_the_examples(rows: Sequence[int]) -> None:
     """The gradients have a known mean and noise."""
     random = np.random.default_rng(0)
-    true, noise_of_an_example, examples = np.full(10, 0.1), 0.5, 64
+    true, noise_of_an_example = np.full(10, 0.1), 0.5
+    roots = np.sqrt(rows)[:, None]
     statistics = ReplicaStatistics()
     for number in range(4_000):
         noise = random.standard_normal((4, 10)) * noise_of_an_example
-        found = statistics.scalars(reported(true + noise / np.sqrt(16), examples))
+        found = statistics.scalars(reported(true + noise / roots, rows))
         if number == 3_000:
             beyond_its_type = {"gradient_norm": np.float32(np.inf)}
-            results = reported(true + noise, examples)
+            results = reported(true + noise, rows)
             statistics.scalars(dataclasses.replace(results, details=beyond_its_type))
             # The run is killed, and continues from a checkpoint.
             state = statistics.state()
@@ -103,11 +121,11 @@ def test_the_noise_scale_is_that_of_the_examples() -> None:
 
 def test_the_cosine_is_the_mean_over_pairs() -> None:
     gradients = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
-    found = ReplicaStatistics().scalars(reported(gradients, 6))
-    products = [gradients[i] @ gradients[j] for i, j in ((0, 1), (0, 2), (1, 2))]
-    expected = np.mean(products) / np.mean((gradients**2).sum(axis=1))
-    assert found["replica/gradient_cosine"] == pytest.approx(expected)
-    same = ReplicaStatistics().scalars(reported(np.ones((2, 3)), 4))
+    for rows in ((2, 2, 2), (1, 1, 2)):
+        found = ReplicaStatistics().scalars(reported(gradients, rows))
+        expected = cosine_of(gradients, rows)
+        assert found["replica/gradient_cosine"] == pytest.approx(expected)
+    same = ReplicaStatistics().scalars(reported(np.ones((2, 3)), (2, 2)))
     assert same["replica/gradient_cosine"] == pytest.approx(1.0)
 
 
@@ -126,4 +144,10 @@ def test_it_is_refused_where_replicas_do_not_share_a_batch(
     settings: dict[str, str],
 ) -> None:
     with pytest.raises(UsageError, match="there must be several replicas"):
+        Config().replace(replica_statistics=True, **settings)
+
+
+def test_it_is_refused_beside_compressed_gradients() -> None:
+    settings = {"strategy": "multi_worker_mirrored", "gradient_compression": "int8"}
+    with pytest.raises(UsageError, match="--gradient_compression=int8"):
         Config().replace(replica_statistics=True, **settings)

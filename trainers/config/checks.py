@@ -174,6 +174,12 @@ def _check_replica_statistics(config: Config) -> None:
             "replicas that share each global batch and average gradients; use "
             "mirrored, for one, or leave it out."
         )
+    if config.report.replica_statistics and strategy.compression is not None:
+        raise UsageError(
+            "--set=report.replica_statistics=true does not fit --gradient_compression="
+            f"{strategy.gradient_compression}: the sum of approximations is not the "
+            "sum of the replicas' gradients, which it is compared with; leave one out."
+        )
 
 
 def _check_streaming(config: Config) -> None:

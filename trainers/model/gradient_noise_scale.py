@@ -22,6 +22,10 @@ from trainers.run_dir.train_state import NoiseMeans
 
 PREFIX = "replica/"
 _SQUARE, _COUNT, _LOSS = f"{PREFIX}square", f"{PREFIX}count", f"{PREFIX}loss_"
+# Sums over replicas of 1 / rows, of the squares of their shares of the global batch,
+# and of the squares of their gradients times these.
+_INVERSE, _SHARES = f"{PREFIX}inverse_rows", f"{PREFIX}squared_shares"
+_PARTS = f"{PREFIX}squared_parts"
 
 
 class WithStatistics:
@@ -38,7 +42,9 @@ class WithStatistics:
         has_rows = tf.cast(rows > 0, tf.float64)
         # A replica's gradient is a sum divided by the global batch size; multiplied by
         # global_size / rows it is the mean over the replica's own rows.
-        scale = tf.cast(batch.global_size, tf.float64) / tf.maximum(rows, 1.0)
+        size = tf.cast(batch.global_size, tf.float64)
+        scale = size / tf.maximum(rows, 1.0)
+        square = _square(outputs.gradients)
         loss = outputs.sums["loss"] / tf.maximum(rows, 1.0)
         # One entry for each replica, so that the sum over replicas keeps the losses
         # apart.
@@ -47,8 +53,11 @@ class WithStatistics:
         return outputs._replace(
             sums={
                 **outputs.sums,
-                _SQUARE: has_rows * tf.square(scale) * _square(outputs.gradients),
+                _SQUARE: has_rows * tf.square(scale) * square,
                 _COUNT: has_rows,
+                _INVERSE: has_rows / tf.maximum(rows, 1.0),
+                _SHARES: tf.square(rows / size),
+                _PARTS: has_rows * square,
                 **{f"{_LOSS}{index}": one for index, one in enumerate(losses)},
             }
         )
@@ -99,20 +108,21 @@ class ReplicaStatistics:
         found = dict(losses)
         small, large = sums[_SQUARE] / count, float(norm) ** 2
         if small > 0:
-            # The mean product of two different replicas' gradients: count^2 |mean|^2 is
-            # the sum over all count^2 pairs, count of which pair a replica with itself.
-            product = (count * large - small) / (count - 1)
+            # The mean product of two different replicas' gradients, weighted by the
+            # product of their shares: |mean|^2 is the sum over all pairs, also of a
+            # replica with itself.
+            product = (large - sums[_PARTS]) / (1 - sums[_SHARES])
             found[f"{PREFIX}gradient_cosine"] = product / small
-        self._learn(small, large, sums["examples"], count)
+        # The mean of S / rows over replicas is S / few.
+        self._learn(small, large, sums["examples"], few=count / sums[_INVERSE])
         # The estimate can be negative while it is dominated by noise.
         means = self._means
         if means.gradient_square > 0:
             found["gradient_noise_scale"] = means.noise / means.gradient_square
         return found
 
-    def _learn(self, small: float, large: float, examples: float, count: float) -> None:
+    def _learn(self, small: float, large: float, examples: float, few: float) -> None:
         # Appendix A.1 with E|G_B|^2 = |G|^2 + S / B, for B = few and B = examples.
-        few = examples / count
         gradient_square = (examples * large - few * small) / (examples - few)
         noise = (small - large) / (1 / few - 1 / examples)
         # A norm beyond single precision would make all later means infinite.
