@@ -176,7 +176,7 @@ class LaunchedTask:
             sys.stdout.flush()
 
     def _move_to_log(self, lines: list[str]) -> None:
-        """Moves lines to the log, if there is one; those that cannot be written go."""
+        """Moves lines to the log, if there is one, or drops what cannot be written."""
         with contextlib.suppress(OSError):
             # The chief of a refused run makes the folder, too, to shut down servers.
             if not (self._log.parent.is_dir() and self._has_begun()):

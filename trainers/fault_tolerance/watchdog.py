@@ -100,7 +100,7 @@ class Watchdog:
         self.progress()
 
     def progress(self) -> None:
-        """Records that the present work goes on."""
+        """Records that the present work proceeds."""
         self._read_before = None
         self._idle_seconds = 0.0
 

@@ -264,9 +264,10 @@ def _untracked(
 ) -> list[tf.Variable]:
     """Returns the variables that TensorFlow does not find from a checkpoint's objects.
 
-    Keras keeps attributes that are lists or dictionaries in classes of its own, whose
-    content TensorFlow does not see (keras/src/backend/tensorflow/trackable.py): layers
-    of a list, cells of an RNN, the optimizers of a MultiOptimizer.
+    Keras replaces attributes that are lists or dictionaries by its TrackedList and the
+    like, whose content TensorFlow does not see
+    (keras/src/backend/tensorflow/trackable.py): layers of a list, cells of an RNN, the
+    optimizers of a MultiOptimizer.
     """
     found = {id(one) for one in tf.train.TrackableView(checkpoint).descendants()}
     return [v.value for v in variables if found.isdisjoint((id(v), id(v.value)))]

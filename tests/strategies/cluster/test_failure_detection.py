@@ -48,7 +48,7 @@ def test_a_worker_that_was_started_again_beside_a_dead_server_is_no_bug() -> Non
 
 @pytest.mark.parametrize("is_taken", [False, True])
 def test_a_scheduler_may_send_the_signal_of_a_loss(is_taken: bool) -> None:
-    """Without a loss, `--signal=USR1@60` of Slurm does what it does elsewhere."""
+    """Such as Slurm by `--signal=USR1@60`, which may be handled by the program."""
     code = """
 import signal, sys
 from strategies.cluster.failure_detection import monitor_workers

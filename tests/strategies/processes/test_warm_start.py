@@ -259,8 +259,9 @@ def test_a_signal_ends_a_forked_process_as_a_new_one(
 
 def test_a_signal_handler_may_ask_for_the_end_at_any_time() -> None:
     """The launcher asks all the time, and so does its handler of SIGTERM."""
-    with subprocess.Popen(["sleep", "60"]) as started:
-        process = ForkedProcess(started.args, started.pid)
+    command = ["sleep", "60"]
+    with subprocess.Popen(command) as started:
+        process = ForkedProcess(command, started.pid)
         before = signal.signal(signal.SIGALRM, lambda *_: process.send_signal(0))
         signal.setitimer(signal.ITIMER_REAL, 1e-3, 1e-3)
         try:

@@ -41,7 +41,9 @@ def executed(
 ) -> Executed:
     """Returns a run of two replicas that has recorded the same step several times."""
     folder.mkdir()
-    parts = {key: {} for key in ("throughput", "final", "seconds", "traits")}
+    parts: dict[str, Any] = {
+        key: {} for key in ("throughput", "final", "seconds", "traits")
+    }
     content = {"status": "completed", "num_replicas": 2, **parts, **result}
     (folder / "result.json").write_text(json.dumps(content), encoding="utf-8")
     (folder / "log").write_text(log, encoding="utf-8")
