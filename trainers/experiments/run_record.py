@@ -69,8 +69,10 @@ class Run:
         """True if tasks were started again, or the run was stopped and continued."""
         found = (_at(row, "seconds", "train") for row in self.metrics)
         seconds = [value for value in found if value is not None]
-        # A process counts its time from zero.
-        return bool(self.result.get("restarts")) or seconds != sorted(seconds)
+        if self.result.get("restarts") or self.result.get("continued"):
+            return True
+        # Older results do not say so. A process counts its time from zero.
+        return seconds != sorted(seconds)
 
     def figures(self, target_accuracy: float | None) -> dict[str, float | None]:
         """Returns every metric by name; None where it was not measured.

@@ -112,6 +112,8 @@ class TrainingTask:
         self._signals = PreemptionSignals(traits.loops_together)
         # Of the first training of several; later ones begin with trained weights.
         self._origin: Origin | None = None
+        # Of the last call of `fit`.
+        self._metrics: RunMetrics | None = None
         self._guards = contextlib.ExitStack()
 
     def __enter__(self) -> TrainingTask:
@@ -132,7 +134,10 @@ class TrainingTask:
         phases = None
         if self.config.report.step_phases:
             phases = PhaseMeter(self.cluster.task, parts, self._clock)
-        metrics = RunMetrics(self._clock, parts.pipeline, parts.results, phases)
+        self._metrics = metrics = RunMetrics(
+            *(self._clock, parts.pipeline, parts.results, phases),
+            earlier=self._metrics,
+        )
         kind = KerasTraining if self.config.model.keras_fit else TrainingRun
         run = kind(
             parts=parts,

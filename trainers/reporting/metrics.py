@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,7 +24,9 @@ Results = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 class RunMetrics:
-    """All measurements of a run. A callback.
+    """All measurements of a run, or of one of several calls of `fit`. A callback.
+
+    Speed and staleness of the run count all its calls in this process.
 
     Attributes:
       clock: Wall time by kind of work.
@@ -36,6 +39,7 @@ class RunMetrics:
       run_staleness: Staleness of the run.
       run_idle: Idle time of pipeline stages of the run.
       phases: Times within steps; None unless they are wanted.
+      is_continued: True if an earlier process has trained a part of the run.
     """
 
     def __init__(
@@ -44,14 +48,21 @@ class RunMetrics:
         pipeline: Pipeline | None,
         results: Results,
         phases: PhaseMeter | None = None,
+        earlier: RunMetrics | None = None,
     ):
-        """Starts with nothing counted; only a partitioned model has a pipeline."""
+        """Starts with nothing counted but what the call of `fit` before has counted.
+
+        Only a partitioned model has a pipeline.
+        """
         self.clock = clock
         self.phases = phases
         self.counters = TrainCounters()
-        self.throughput = ThroughputMeter()
+        self.is_continued = earlier is not None and earlier.is_continued
+        self.throughput = earlier.throughput if earlier else ThroughputMeter()
+        self.throughput.begin()
         self.window = MetricsWindow(lambda sums: as_scalars(results(sums)))
-        self.staleness, self.run_staleness = Staleness(), Staleness()
+        self.staleness = Staleness()
+        self.run_staleness = earlier.run_staleness if earlier else Staleness()
         self.idle = PipelineIdleMeter(pipeline)
         self.run_idle = PipelineIdleMeter(pipeline)
 
@@ -208,18 +219,31 @@ def _distribution(counts: Counter[int]) -> dict[str, Any]:
 
 
 class ThroughputMeter:
-    """Step times and speed of a run, without its first calls. A callback."""
+    """Step times and speed of a run, without the first calls of each fit. A callback.
+
+    A run without a program is one fit. If all fits are as short as that, the calls of
+    all of them count but the first.
+    """
 
     def __init__(self) -> None:
-        self._step_seconds: list[np.ndarray] = []
-        # Examples per second and milliseconds per step of each call.
-        self._speeds: list[tuple[float, float]] = []
+        self._calls: list[_Call] = []
+        self._num_calls_of_fit = 0
+
+    def begin(self) -> None:
+        """Begins a fit."""
+        self._num_calls_of_fit = 0
 
     def __call__(self, report: StepEvent) -> None:
-        self._step_seconds.append(report.results.step_seconds)
-        examples = float(report.results.sums["examples"].sum())
-        steps, seconds = max(report.results.applied_steps, 1), report.call_seconds
-        self._speeds.append((examples / seconds, 1e3 * seconds / steps))
+        self._num_calls_of_fit += 1
+        results, seconds = report.results, report.call_seconds
+        self._calls.append(
+            _Call(
+                examples_per_second=float(results.sums["examples"].sum()) / seconds,
+                milliseconds_per_step=1e3 * seconds / max(results.applied_steps, 1),
+                step_seconds=results.step_seconds,
+                is_warm=self._num_calls_of_fit > WARM_UP_CALLS,
+            )
+        )
 
     @property
     def milliseconds_per_step(self) -> float:
@@ -229,29 +253,39 @@ class ThroughputMeter:
         come in bursts and end together at the end of each call. With 8 workers on 2
         cores the median time between two updates was 1.2 ms, and the mean 11.5 ms.
         """
-        return self._median_call[1]
+        return self._median_call.milliseconds_per_step
 
     @property
-    def _median_call(self) -> tuple[float, float]:
+    def _median_call(self) -> _Call:
         # One call, and no mean of two: its speed and its time belong together.
-        speeds = sorted(self._speeds[self._num_skipped :], reverse=True)
-        return speeds[(len(speeds) - 1) // 2]
+        calls = sorted(self._measured, key=lambda call: -call.examples_per_second)
+        return calls[(len(calls) - 1) // 2]
 
     @property
-    def _num_skipped(self) -> int:
+    def _measured(self) -> list[_Call]:
         # At least one call remains.
-        return min(WARM_UP_CALLS, max(len(self._step_seconds) - 1, 0))
+        skip = min(WARM_UP_CALLS, max(len(self._calls) - 1, 0))
+        return [call for call in self._calls if call.is_warm] or self._calls[skip:]
 
     def summary(self) -> dict[str, Any]:
         """Returns the median speed over calls and percentiles of the step times."""
-        skip = self._num_skipped
-        if not self._step_seconds:
+        if not self._calls:
             return {"examples_per_second": None, "step_milliseconds": None}
-        milliseconds = 1e3 * np.concatenate(self._step_seconds[skip:])
-        percentiles = np.percentile(milliseconds, (50, 90, 99))
+        seconds = np.concatenate([call.step_seconds for call in self._measured])
+        percentiles = np.percentile(1e3 * seconds, (50, 90, 99))
         return {
-            "examples_per_second": self._median_call[0],
+            "examples_per_second": self._median_call.examples_per_second,
             "step_milliseconds": dict(
                 zip(("p50", "p90", "p99"), map(float, percentiles), strict=True)
             ),
         }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Call:
+    """Speed of a call of the inner loop, and the duration of each of its steps."""
+
+    examples_per_second: float
+    milliseconds_per_step: float
+    step_seconds: np.ndarray
+    is_warm: bool

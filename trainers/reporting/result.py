@@ -108,6 +108,7 @@ def build_result(
         "emulated_bandwidth_mbit": config.strategy.emulated_bandwidth_mbit,
         # The launcher, which observes dead tasks, adds its number of restarts later.
         "restarts": 0,
+        "continued": metrics.is_continued,
         "steps": parts.applied_steps(),
         "attempted_steps": metrics.counters.attempted_steps,
         "examples_seen": metrics.counters.examples_seen,

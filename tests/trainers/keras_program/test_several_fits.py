@@ -51,6 +51,18 @@ def test_rates_and_examples_are_of_all_fits(
     assert [row["learning_rate"] for row in rows] == pytest.approx(_RATES)
 
 
+def test_staleness_is_that_of_all_fits(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(_PROGRAM)
+    run = tmp_path / "run"
+    words = (f"--script={path}", f"--run_dir={run}", "--strategy=tower")
+    done = processes.run(*words, "--update=async", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = processes.result_of(run)
+    assert sum(result["staleness"]["histogram"].values()) == 12
+    assert result["continued"] is False
+
+
 _TWICE = """
 class Twice(keras.Sequential):
     def train_step(self, data):

@@ -35,6 +35,23 @@ def test_speed_and_step_time_are_of_one_call() -> None:
     assert meter.milliseconds_per_step == pytest.approx(1000)
 
 
+def test_speed_is_that_of_all_fits() -> None:
+    meter = ThroughputMeter()
+    for speeds in ((9, 9, 100, 101, 102), (9, 9)):
+        meter.begin()
+        for speed in speeds:
+            meter(_event(1, [speed]))
+    assert meter.summary()["examples_per_second"] == 101
+
+
+def test_fits_of_few_calls_have_a_speed() -> None:
+    meter = ThroughputMeter()
+    for speed in (9, 9, 100, 101, 102):
+        meter.begin()
+        meter(_event(1, [speed]))
+    assert meter.summary()["examples_per_second"] == 101
+
+
 def test_an_evaluation_that_is_not_finite_takes_the_place_of_earlier_ones() -> None:
     rows: list[dict[str, Any]] = [
         {"step": 1, "eval_loss": 1.0, "eval_accuracy": 0.5},

@@ -84,6 +84,7 @@ def test_a_run_killed_at_any_moment_resumes_to_the_same_weights(
     result, expected = processes.result_of(killed), processes.result_of(undisturbed)
     for key in ("status", "steps", "examples_seen", "initial_weights_sha256"):
         assert result[key] == expected[key]
+    assert (expected["continued"], result["continued"]) == (False, True)
     assert result["weights_sha256"] == expected["weights_sha256"]
     assert result["final"]["eval_loss"] == expected["final"]["eval_loss"]
     assert processes.checkpoints_of(killed) == processes.checkpoints_of(undisturbed)

@@ -228,7 +228,7 @@ def test_time_to_a_target_is_that_of_the_first_evaluation_above_it(
     assert seconds == pytest.approx([0.9, 1.5])
 
 
-@pytest.mark.parametrize("how", ["restarted", "resumed"])
+@pytest.mark.parametrize("how", ["restarts", "continued", "resumed"])
 def test_times_of_a_run_that_was_interrupted_are_left_out(
     tmp_path: pathlib.Path, how: str
 ) -> None:
@@ -237,9 +237,9 @@ def test_times_of_a_run_that_was_interrupted_are_left_out(
     one = make_arm(tmp_path / "one", SPEEDS, measured=measured)
     two = make_arm(tmp_path / "two", SPEEDS, strategy="tower", measured=measured)
     path = tmp_path / "two" / "seed-3"
-    if how == "restarted":
+    if how != "resumed":
         result = json.loads((path / "result.json").read_text())
-        (path / "result.json").write_text(json.dumps({**result, "restarts": 1}))
+        (path / "result.json").write_text(json.dumps({**result, how: 1}))
     else:
         rows = (path / "metrics.jsonl").read_text()
         rows = rows.replace('"train": 1.0', '"train": 0.3')
