@@ -58,3 +58,41 @@ def test_nothing_is_said_of_arms_that_are_faster(tmp_path: pathlib.Path) -> None
     two = make_arm(tmp_path / "two", SPEEDS, strategy="tower")
     for page in pages_of(tmp_path, one, two):
         assert "slower?" not in page
+
+
+def test_nothing_is_said_where_the_verdict_is_none(tmp_path: pathlib.Path) -> None:
+    one = make_arm(tmp_path / "one", SPEEDS)
+    two = make_arm(tmp_path / "two", (300.0, 1900.0, 700.0), strategy="tower")
+    for page in pages_of(tmp_path, one, two):
+        assert "slower?" not in page
+
+
+def test_times_of_interrupted_runs_explain_nothing(tmp_path: pathlib.Path) -> None:
+    """The last process has trained a part of the steps."""
+    one = make_arm(tmp_path / "one", SPEEDS)
+    two = make_arm(tmp_path / "two", SLOW, strategy="tower")
+    for seed in range(2):
+        path = tmp_path / "two" / f"seed-{seed}" / "result.json"
+        result = json.loads(path.read_text())
+        result["seconds"]["train"] = 0.2
+        path.write_text(json.dumps({**result, "restarts": 1}))
+    _, page = pages_of(tmp_path, one, two)
+    # 0.9 s of 20 steps.
+    assert "training without input 45 in place of 45 ms a step" in page
+
+
+def test_input_that_one_arm_does_not_know_is_training(tmp_path: pathlib.Path) -> None:
+    """Keras's `fit` waits for its input within its steps."""
+    one = make_arm(tmp_path / "one", SPEEDS)
+    two = make_arm(tmp_path / "two", SLOW, strategy="tower")
+    for arm, seconds in (
+        ("one", {"input": 0.0, "train": 1.0}),
+        ("two", {"input": 0.9, "train": 1.9}),
+    ):
+        for path in (tmp_path / arm).glob("*/result.json"):
+            result = json.loads(path.read_text())
+            result["seconds"] |= seconds
+            path.write_text(json.dumps(result))
+    for page in pages_of(tmp_path, one, two):
+        assert "Most of the difference to one is training" in page
+        assert "without input" not in page
