@@ -97,6 +97,7 @@ class Search:
         def measure(value: Any, steps: int) -> float | None:
             if (value, steps) not in runs:
                 runs[value, steps] = self._run(arm, value, steps)
+                _check_evaluated(runs[value, steps], f"{arm.name} of {steps} steps")
             return loss_of(runs[value, steps])
 
         given = tuning.given(arm.config)
@@ -189,6 +190,23 @@ class Search:
             f"{arm.name} diverged with all values of {option(self.tuning.setting)} "
             "that were left: choose other bounds of --tune, and another --run_dir.",
             ExitCode.DIVERGED,
+        )
+
+
+def _check_evaluated(run: Run, name: str) -> None:
+    """Checks that a run has the loss by which values are chosen.
+
+    Raises:
+      UsageError: It has completed without an evaluation of its held-out examples.
+    """
+    # Lines of training have the times of steps.
+    has_evaluated = any("step_milliseconds" not in row for row in run.metrics)
+    if run.is_completed and run.result.get("eval_examples") and not has_evaluated:
+        raise UsageError(
+            f"--tune compares losses of held-out examples, and a run of {name} has "
+            "completed without an evaluation: leave out "
+            "--set=report.final_evaluation=false, or give a program more --train_steps "
+            "or a smaller validation_freq, and another --run_dir."
         )
 
 

@@ -39,6 +39,7 @@ def make_run(
     status: str = "completed",
     initial_weights_sha256: str = SHA,
     first_examples_sha256: str | None = None,
+    evaluates: bool = True,
     communication: dict[str, Any] | None = None,
     measured: dict[str, Any] | None = None,
     **settings: Any,
@@ -60,8 +61,8 @@ def make_run(
         "eval_examples": 359,
         "final": {
             "train_loss": 0.3,
-            "eval_loss": eval_loss,
-            "eval_accuracy": accuracy,
+            "eval_loss": eval_loss if evaluates else None,
+            "eval_accuracy": accuracy if evaluates else None,
         },
         "throughput": {
             "examples_per_second": speed,
@@ -89,6 +90,7 @@ def make_run(
             (10, 0.5, {"trace": 0.5, "train": 0.4}),
             (20, 1.0, {"trace": 0.5, "train": 1.0}),
         )
+        if evaluates
     ]
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps(config.to_file()))
@@ -122,6 +124,7 @@ def figures_of(config: Config) -> dict[str, Any]:
         "accuracy": 0.8 + 0.05 * noise,
         "eval_loss": 0.1 + abs(math.log10(rate) + 1),
         "status": "completed" if rate < 1e20 else "diverged",
+        "evaluates": config.report.evaluates,
     }
 
 

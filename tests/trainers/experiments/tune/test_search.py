@@ -319,3 +319,10 @@ def test_an_arm_that_always_diverges_ends_it_in_one_line(compare: Compare) -> No
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: one_device diverged with all values of --learning")
     assert "choose other bounds of --tune" in line
+
+
+def test_a_search_without_evaluations_says_so(compare: Compare) -> None:
+    done = compare(*COMPARE, "--set=report.final_evaluation=false")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "a run of one_device of 10 steps has completed without an" in done.stderr
+    assert "diverged" not in done.stderr
