@@ -30,7 +30,7 @@ from trainers.reporting.printed_reports import (
 from trainers.reporting.recorded_step import record_step
 from trainers.reporting.result import Origin, build_result, versions
 from trainers.reporting.tracking.tracking import Tracking
-from trainers.run_dir.continuation import check_enough_steps
+from trainers.run_dir.continuation import check_enough_steps, check_same_phases
 from trainers.run_dir.export import BEST, LAST, Exports
 from trainers.run_dir.train_state import DataSize, is_stopped
 from trainers.run_dir.training_dir import TrainingDir
@@ -92,6 +92,11 @@ class Reporter(NullReporter):
         # A run without a result, such as one killed in its last checkpoint, still
         # writes one.
         is_over = step == self._parts.train_steps or is_stopped(self._restored or {})
+        last_step = step if is_over else self._parts.train_steps
+        first_step = self._parts.order.first_step
+        check_same_phases(
+            *(self._folder, self._parts.phase, first_step, step, last_step)
+        )
         if not (is_over and self._folder.has_ended(self._parts.phase)):
             return False
         words = f"{self._folder.path} is complete at step {step}: nothing to do."
@@ -216,6 +221,7 @@ class Reporter(NullReporter):
             "interval_sums": self._metrics.window.sums(),
             "tally": dataclasses.asdict(self._metrics.counters),
             "data": dataclasses.asdict(self._data_size()),
+            "phase": {"first_step": self._parts.order.first_step},
             **self._rollbacks.state(),
             **self._writer.replica_statistics.state(),
             **program,

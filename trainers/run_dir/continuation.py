@@ -11,6 +11,7 @@ from trainers.config.groups import defaults_of, option
 from trainers.config.model import ModelConfig
 from trainers.config.optimizer import OptimizerConfig
 from trainers.config.program import is_left_to_program, value_in_words
+from trainers.run_dir.run_dir import RunDir
 
 # They determine the training.
 _FIXED = (
@@ -63,6 +64,36 @@ def check_enough_steps(path: pathlib.Path, step: int, last_step: int) -> None:
             f"{path} has done {step:,} steps, and would end at step {last_step:,}: "
             "raise --train_steps or --epochs, or choose another --run_dir."
         )
+
+
+def check_same_phases(
+    folder: RunDir, phase: int, first_step: int, step: int, last_step: int
+) -> None:
+    """Checks that a program's `fit` and the next one meet at the step of before.
+
+    The next one would put its own weights in place of what this one trains anew.
+
+    Args:
+      folder: Folder of the run.
+      phase: Number of the `fit`, from 1.
+      first_step: Step from which it begins now.
+      step: Step of its restored checkpoint.
+      last_step: Step at which it ends, which is `step` if a callback has stopped it.
+
+    Raises:
+      UsageError: An earlier `fit`, or this one, is longer or shorter than before.
+    """
+    began, end = folder.first_step_of(phase), first_step
+    if began in (None, first_step):
+        phase += 1
+        began, end = folder.first_step_of(phase), last_step
+        if began is None or not began <= step < last_step:
+            return
+    raise UsageError(
+        f"--resume=auto cannot continue {folder.path}: fit number {phase} of the "
+        f"program began at step {began:,}, and those before it would end at step "
+        f"{end:,}: leave their length as it was, or choose another --run_dir."
+    )
 
 
 def _check_length(path: pathlib.Path, before: Config, config: Config) -> None:

@@ -140,6 +140,15 @@ class RunDir:
                 return read_commit(folder, step).step
         return 0
 
+    def first_step_of(self, phase: int) -> int | None:
+        """Returns the step from which a phase has begun; None if nothing says so."""
+        saved = checkpoints_in(self.phase_path(phase))
+        for step, folder in sorted(saved.items(), reverse=True):
+            with contextlib.suppress(DamagedError):
+                found = read_commit(folder, step).state.get("phase")
+                return found.get("first_step") if isinstance(found, dict) else None
+        return None
+
     def _all_checkpoints(self) -> Mapping[int, pathlib.Path]:
         """Returns the paths of all checkpoints by step, damaged ones included."""
         folders = [self.checkpoints, *self.checkpoints.glob("phase-*")]

@@ -69,6 +69,13 @@ class DataSize:
     evaluation: int = 0
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class PhaseStart:
+    """Number of updates before a training of a program."""
+
+    first_step: int = 0
+
+
 @dataclasses.dataclass(slots=True)
 class NoiseMeans:
     """Running means of the two parts of the gradient noise scale, over reports."""
@@ -101,6 +108,7 @@ _PARTS = {
     "tally": TrainCounters,
     "rollbacks": RollbackHistory,
     "data": DataSize,
+    "phase": PhaseStart,
     "noise_scale": NoiseMeans,
 }
 _BY_NAME = ("interval_sums", "epoch_sums", "history", CALLBACKS)

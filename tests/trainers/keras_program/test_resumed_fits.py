@@ -225,6 +225,38 @@ def test_what_callbacks_begin_with_is_not_begun_again(
     assert _said(resumed) == expected
 
 
+def test_an_earlier_fit_is_not_longer_than_before(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one would put the weights of its checkpoint in place of the new ones."""
+    text = """
+    model.compile("sgd", "mse")
+    model.fit(x, y, epochs=int(os.environ["EPOCHS"]), batch_size=16)
+    model.compile("sgd", "mse")
+    history = model.fit(x, y, epochs=int(os.environ["LAST_EPOCHS"]), batch_size=16)
+    print("said", history.epoch)
+    """
+    resumed = (*_ONE, "--resume=auto")
+    for epochs, last_epochs in ((2, 1), (2, 2), (3, 2)):
+        monkeypatch.setenv("EPOCHS", str(epochs))
+        monkeypatch.setenv("LAST_EPOCHS", str(last_epochs))
+        done = _run(tmp_path, text, *(resumed if last_epochs == 2 else _ONE))
+        if epochs == 2:
+            assert _said(done) == [f"said {[*range(last_epochs)]}"], done.stderr
+    assert done.returncode == 2
+    words = "fit number 2 of the program began at step 6, and those before it would end"
+    assert f"{words} at step 9" in done.stderr
+    # A part of a longer first `fit`, with the checkpoints of the present second one.
+    later = tmp_path / "run" / "checkpoints" / "phase-2"
+    later.rename(tmp_path / "later")
+    assert _run(tmp_path, text, *resumed).returncode == 0
+    shutil.rmtree(later)
+    (tmp_path / "later").rename(later)
+    mixed = _run(tmp_path, text, *resumed)
+    assert mixed.returncode == 2
+    assert f"{words} at step 9" in mixed.stderr
+
+
 def test_callbacks_of_batches_go_on_counting(tmp_path: pathlib.Path) -> None:
     """Keras callbacks count in attributes that they set in epochs that have begun."""
     text = """
