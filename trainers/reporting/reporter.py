@@ -126,7 +126,7 @@ class Reporter(NullReporter):
     def begin(self, first_step: int) -> None:
         parts, folder, metrics = self._parts, self._folder, self._metrics
         decided = parts.config.replace(jit_compile=parts.compilation.setting)
-        folder.begin(decided, first_step)
+        folder.begin(decided, first_step, parts.phase)
         folder.phase_path(parts.phase).mkdir(exist_ok=True)
         self._checkpoints.remove_unfinished()
         self._console.open_log(folder.log_path(self._cluster.task))
@@ -236,7 +236,7 @@ class Reporter(NullReporter):
 
     def resume_after_rollback(self, step: int) -> None:
         self._console.stop_progress()
-        self._folder.metrics.drop_after(step)
+        self._folder.discard_after(step)
         self._restore_reports(self._restored or {})
 
     def require_folder(self) -> None:
@@ -265,7 +265,7 @@ class Reporter(NullReporter):
             )
 
     def _export(self, name: str) -> None:
-        if not self._parts.config.report.export:
+        if not self._parts.config.report.export or self._folder.is_repeated:
             return
         self._folder.require()
         with self._metrics.clock.measure("checkpoint"):

@@ -31,7 +31,11 @@ class FolderGoneError(UsageError):
 
 
 class TrainingDir(RunDir):
-    """Folder of a run, which no other process writes once it has begun."""
+    """Folder of a run, which no other process writes once it has begun.
+
+    Attributes:
+      is_repeated: True if the present `fit` was followed by another one before.
+    """
 
     def __init__(self, config: Config):
         """Chooses a folder and checks that training may use it; writes nothing.
@@ -47,6 +51,9 @@ class TrainingDir(RunDir):
         names = ("checkpoints", "logs", *(["tb"] if self._has_events else []))
         self._folders = tuple(self.path / name for name in names)
         self._lock = FolderLock(self.path)
+        self.is_repeated = False
+        # Step of the newest row that a repeated `fit` finds.
+        self._newest_row = -1
         try:
             check_writable_run(self.path)
             # `begin` checks again, after it has locked the folder.
@@ -71,8 +78,11 @@ class TrainingDir(RunDir):
             return config
         return config.replace(jit_compile=was.model.jit_compile)
 
-    def begin(self, config: Config, first_step: int) -> None:
+    def begin(self, config: Config, first_step: int, phase: int = 1) -> None:
         """Creates the folder, or discards metrics that follow the restored checkpoint.
+
+        A `fit` that a later one has followed, such as a pruned one, adds no row that
+        is there already and leaves the result and the exports of the later ones.
 
         No other process can begin in this folder until the result is written or this
         process ends.
@@ -87,7 +97,12 @@ class TrainingDir(RunDir):
 
             make_event_dir(self.tensorboard)
         try:
-            self._begin(config, first_step)
+            self._lock_folder()
+            self.is_repeated = self.phase_path(phase + 1).exists()
+            rows = self.metrics.rows() if self.is_repeated else []
+            self._newest_row = max((row["step"] for row in rows), default=-1)
+            if not self.is_repeated:
+                self._begin(config, first_step)
         except OSError as error:
             if self._must_be_new:
                 # rmdir removes only an empty folder, which this call has found or
@@ -111,15 +126,22 @@ class TrainingDir(RunDir):
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         self.require()
-        self.metrics.append(row)
+        if row["step"] > self._newest_row:
+            self.metrics.append(row)
+
+    def discard_after(self, step: int) -> None:
+        """Discards the metrics of later steps, after a rollback."""
+        if not self.is_repeated:
+            self.metrics.drop_after(step)
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Writes result.json, the last file of a run."""
         self.require()
-        write_json(self._result, {"schema_version": _SCHEMA_VERSION, **result})
+        if not self.is_repeated:
+            write_json(self._result, {"schema_version": _SCHEMA_VERSION, **result})
         self._lock.release()
 
-    def _begin(self, config: Config, first_step: int) -> None:
+    def _lock_folder(self) -> None:
         if self._must_be_new:
             self.path.mkdir(parents=True, exist_ok=True)
         else:
@@ -130,6 +152,8 @@ class TrainingDir(RunDir):
                 f"--run_dir={self.path} has been filled by another process meanwhile: "
                 "give every run a folder of its own."
             )
+
+    def _begin(self, config: Config, first_step: int) -> None:
         kept = self.metrics.rows_until(first_step)
         self._result.unlink(missing_ok=True)
         # config.json is the first file, because a folder without it is not a run.
