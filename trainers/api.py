@@ -26,6 +26,7 @@ from strategies.common.files import new_folder
 from strategies.processes.starter import ProcessStarter
 from trainers.cli import flags
 from trainers.config.config import Config
+from trainers.config.program import SENT_PREFIX
 from trainers.config.used_settings import check_used
 from trainers.experiments.measurement import started
 from trainers.run_dir.run_dir import RunDir
@@ -200,7 +201,7 @@ def fit(
         )
     # Keras takes two seconds to import, which other commands do not need.
     module = importlib.import_module("trainers.keras_program.sent_call")
-    with tempfile.TemporaryDirectory(prefix="keras_fit_") as folder:
+    with tempfile.TemporaryDirectory(prefix=SENT_PREFIX) as folder:
         call = module.SentCall(pathlib.Path(folder))
         given = {"strategy": strategy, **(settings or {})}
         given.setdefault("run_dir", str(new_folder(f"{strategy}-fit")))

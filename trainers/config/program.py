@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from typing import TYPE_CHECKING
 
 from strategies.common.errors import UsageError
@@ -38,6 +39,16 @@ DECIDED_UNLESS_GIVEN = (
     *("global_batch_size", "eval_global_batch_size", "train_steps", "epochs"),
 )
 THE_PROGRAMS = "the program's"
+
+
+# Folder of a call of `trainers.fit`, a temporary one for each call.
+SENT_PREFIX = "keras_fit_"
+
+
+def is_sent_call(script: str | None) -> bool:
+    """Returns whether a program is a call of `trainers.fit` in another process."""
+    parts = pathlib.Path(script or "").parts
+    return len(parts) > 2 and parts[-3].startswith(SENT_PREFIX)
 
 
 def is_left_to_program(name: str, config: Config) -> bool:

@@ -13,6 +13,7 @@ from strategies.common.private_apis.models import flat_layers
 from strategies.common.text import plural
 from strategies.devices.assignment import describe, substitution
 from trainers.config.config import Config
+from trainers.config.program import is_sent_call
 from trainers.loop.memory_estimate import (
     capacity_of,
     estimate_memory,
@@ -175,6 +176,7 @@ def print_final_summary(
     final: Mapping[str, float | None],
     metrics: RunMetrics,
     folder: RunDir,
+    script: str | None = None,
 ) -> None:
     """Prints the outcome of a run, its speed and where to look at it."""
     outcome = f"{status} | step {step}"
@@ -194,7 +196,11 @@ def print_final_summary(
     console.say(f"run       {folder.path}")
     if status == "preempted":
         words = shlex.join([f"--run_dir={folder.path}", "--resume=auto"])
-        console.say(f"continue  with the same flags and {words}")
+        same = f"flags and {words}"
+        if is_sent_call(script):
+            settings = {"run_dir": str(folder.path), "resume": "auto"}
+            same = f"call of trainers.fit and settings={settings}"
+        console.say(f"continue  with the same {same}")
     if folder.exports.is_dir():
         exported = sorted(path.name for path in folder.exports.iterdir())
         console.say(f"export    {folder.exports}: {', '.join(exported)}")

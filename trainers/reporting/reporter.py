@@ -311,4 +311,5 @@ class Reporter(NullReporter):
             self._writer.final,
             self._metrics,
             self._folder,
+            script=self._parts.config.model.script,
         )

@@ -10,7 +10,7 @@ from trainers.config.data import DataConfig
 from trainers.config.groups import defaults_of, option
 from trainers.config.model import ModelConfig
 from trainers.config.optimizer import OptimizerConfig
-from trainers.config.program import is_left_to_program, value_in_words
+from trainers.config.program import is_left_to_program, is_sent_call, value_in_words
 from trainers.run_dir.run_dir import RunDir
 
 # They determine the training.
@@ -37,6 +37,9 @@ def check_same_training(path: pathlib.Path, before: Config, config: Config) -> N
         # The program decides the others, and config.json has what it decided.
         given = before.given | config.given
         fixed = [n for n in fixed if n in given or n.startswith("script")]
+        if is_sent_call(before.model.script) and is_sent_call(config.model.script):
+            # Each is sent in another folder. Weights that do not fit are refused.
+            fixed.remove("script")
     differences = ", ".join(
         f"{option(name)}={value_in_words(name, config)} "
         f"(was {value_in_words(name, before)})"

@@ -113,6 +113,35 @@ def test_a_model_that_fit_builds_comes_back_trained(tmp_path: pathlib.Path) -> N
     assert "steps 4 19" in done.stdout
 
 
+def test_a_stopped_call_is_continued(tmp_path: pathlib.Path) -> None:
+    """The next one is in another folder, and a notebook's model may have a new name."""
+    done = _run(
+        tmp_path,
+        """
+        class Stop(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                import os, signal
+                if epoch == 0:
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+        settings = {"run_dir": "mine"}
+        for _ in range(2):
+            model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+            try:
+                given = dict(epochs=2, callbacks=[Stop()], strategy="one_device")
+                trainers.fit(model, x, y, **given, settings=settings)
+            except RuntimeError:
+                settings["resume"] = "auto"
+        print("steps", int(model.optimizer.iterations))
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "steps 4" in done.stdout
+    advice = "continue  with the same call of trainers.fit and settings={'run_dir': "
+    assert advice in done.stdout
+
+
 @pytest.mark.parametrize(
     ("cell", "words"),
     [
