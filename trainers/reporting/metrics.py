@@ -218,23 +218,34 @@ def _distribution(counts: Counter[int]) -> dict[str, Any]:
     }
 
 
+# A run of days has millions of calls, and a call of 2,500 short steps takes 20 KB.
+MOST_KEPT_CALLS = 1 << 12
+
+
 class ThroughputMeter:
     """Step times and speed of a run, without the first calls of each fit. A callback.
 
     A run without a program is one fit. If all fits are as short as that, the calls of
-    all of them count but the first.
+    all of them count but the first. All calls count up to `MOST_KEPT_CALLS`, and then
+    every second, fourth and so on.
     """
 
     def __init__(self) -> None:
         self._calls: list[_Call] = []
+        self._num_calls = 0
         self._num_calls_of_fit = 0
+        # One in so many calls is kept.
+        self._stride = 1
 
     def begin(self) -> None:
         """Begins a fit."""
         self._num_calls_of_fit = 0
 
     def __call__(self, report: StepEvent) -> None:
+        call, self._num_calls = self._num_calls, self._num_calls + 1
         self._num_calls_of_fit += 1
+        if call % self._stride:
+            return
         results, seconds = report.results, report.call_seconds
         self._calls.append(
             _Call(
@@ -244,6 +255,9 @@ class ThroughputMeter:
                 is_warm=self._num_calls_of_fit > WARM_UP_CALLS,
             )
         )
+        if len(self._calls) > MOST_KEPT_CALLS:
+            self._stride *= 2
+            del self._calls[1::2]
 
     @property
     def milliseconds_per_step(self) -> float:

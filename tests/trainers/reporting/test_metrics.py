@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trainers.reporting import metrics
 from trainers.reporting.metrics import ThroughputMeter
 from trainers.reporting.metrics_writer import last_values
 
@@ -50,6 +51,17 @@ def test_fits_of_few_calls_have_a_speed() -> None:
         meter.begin()
         meter(_event(1, [speed]))
     assert meter.summary()["examples_per_second"] == 101
+
+
+def test_a_long_run_keeps_a_bounded_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "MOST_KEPT_CALLS", 8)
+    meter = ThroughputMeter()
+    for number in range(102):
+        # Examples per second are the number of the call, apart from two of warm-up.
+        meter(_event(1, [max(number, 1)]))
+    # Every sixteenth is kept; the first is not warm: 16, 32, 48, 64, 80, 96.
+    assert meter.summary()["examples_per_second"] == 64
+    assert len(meter._calls) == 7
 
 
 def test_an_evaluation_that_is_not_finite_takes_the_place_of_earlier_ones() -> None:
