@@ -57,12 +57,16 @@ class RunMetrics:
         self.clock = clock
         self.phases = phases
         self.counters = TrainCounters()
-        self.is_continued = earlier is not None and earlier.is_continued
-        self.throughput = earlier.throughput if earlier else ThroughputMeter()
+        self.is_continued: bool = earlier is not None and earlier.is_continued
+        self.throughput: ThroughputMeter = (
+            earlier.throughput if earlier else ThroughputMeter()
+        )
         self.throughput.begin()
         self.window = MetricsWindow(lambda sums: as_scalars(results(sums)))
         self.staleness = Staleness()
-        self.run_staleness = earlier.run_staleness if earlier else Staleness()
+        self.run_staleness: Staleness = (
+            earlier.run_staleness if earlier else Staleness()
+        )
         self.idle = PipelineIdleMeter(pipeline)
         self.run_idle = PipelineIdleMeter(pipeline)
 
