@@ -28,6 +28,7 @@ from trainers.keras_program.fit_arguments import FitArguments
 from trainers.keras_program.left_out import without_backup
 from trainers.keras_program.lent_model.kept_traces import KeptTraces, kept_traces
 from trainers.keras_program.lent_model.lent_model import LentModel
+from trainers.keras_program.lent_model.traced_functions import TracedModels
 from trainers.keras_program.program_variables import ProgramVariables
 from trainers.loop.builder import assemble_parts
 from trainers.loop.parts import Phase, TrainingParts
@@ -53,6 +54,7 @@ class CallsOfFit:
         warn: Callable[[str], None],
         train: Train,
         variables: ProgramVariables,
+        traced: TracedModels,
     ):
         """Trains nothing yet.
 
@@ -63,6 +65,7 @@ class CallsOfFit:
           warn: Function that prints a warning.
           train: Function that trains the parts of a call.
           variables: Variables of the program beside its models.
+          traced: Models of the program that have traced a function.
         """
         self.count = 0
         self.model: keras.Model | None = None
@@ -72,6 +75,7 @@ class CallsOfFit:
         self._warn = warn
         self._train = train
         self._variables = variables
+        self._traced = traced
         self._flag = f"--script={config.model.script}"
         self._folder = RunDir(pathlib.Path(config.run.run_dir or ""))
         self._phase = Phase()
@@ -187,7 +191,7 @@ class CallsOfFit:
             kept = kept if is_kept else None
         if kept is not None:
             return kept.lent, kept.assemble(config, data, self._phase)
-        lent = LentModel(model, self._flag)
+        lent = LentModel(model, self._flag, self._traced)
         spec = lent.spec(data, config)
         if lent.remark is not None and self._strategy.num_replicas > 1:
             self._warn(lent.remark)

@@ -28,6 +28,7 @@ from trainers.keras_program.fit_arguments import (
     check_call,
 )
 from trainers.keras_program.left_out import settings_left_out, variables_left_out
+from trainers.keras_program.lent_model.traced_functions import TracedModels
 from trainers.keras_program.program_variables import ProgramVariables
 from trainers.keras_program.script import failure_of_script, replaced_fit, run_script
 from trainers.loop.precision import set_precision
@@ -78,8 +79,10 @@ class Program:
         self._ended: _ProgramEnded | None = None
         self._is_on_every_task = config.strategy.traits.loops_together
         self._variables = ProgramVariables()
+        self._traced = TracedModels()
         self._calls = CallsOfFit(
-            *(config, cluster, strategy, self._warn, train, self._variables)
+            *(config, cluster, strategy, self._warn, train),
+            *(self._variables, self._traced),
         )
 
     def run(self) -> ExitCode:
@@ -117,6 +120,7 @@ class Program:
                 settings_left_out(self._warn),
                 variables_as_numbers(),
                 self._variables.noted(),
+                self._traced.noted(),
                 after_cleared_sessions(self._begin_session),
             ):
                 run_script(self._path, arguments)

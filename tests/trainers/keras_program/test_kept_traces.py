@@ -53,7 +53,20 @@ optimizer = keras.optimizers.Adam(0.05, weight_decay=0.01, use_ema=True)
 optimizer.exclude_from_weight_decay(var_names=["bias"])
 model = keras.Sequential(layers)
 model.compile(optimizer, "mse", metrics=["mae"])
-settings = dict(batch_size=16, epochs=2, callbacks=[Predict()])
+features = keras.Sequential([keras.Input((3,)), model.layers[-1]])
+features.predict(x[:8, :3], verbose=0)
+
+
+class PredictFeatures(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs):
+        logs["features"] = float(features.predict(x[:8, :3], verbose=0).sum())
+        if not laters:
+            laters.append(keras.Sequential([keras.Input((3,)), model.layers[-1]]))
+        logs["later"] = float(laters[0].predict(x[:8, :3], verbose=0).sum())
+
+
+laters = []
+settings = dict(batch_size=16, epochs=2, callbacks=[Predict(), PredictFeatures()])
 for number in range(4):
     assert is_traced(x, y, validation_data=(x[:20], y[:20]), **settings) == (not number)
     optimizer.learning_rate = 0.04 / (number + 1)
@@ -61,6 +74,9 @@ for number in range(4):
     mean = np.mean((model(x)[:, 0] - y) ** 2)
     np.testing.assert_allclose(model.evaluate(x, y, verbose=0)[0], mean, rtol=1e-6)
     np.testing.assert_allclose(model.predict(x[:8], verbose=0), model(x[:8]))
+    for one in (features, laters[0]):
+        rows = x[:8, :3]
+        np.testing.assert_allclose(one.predict(rows, verbose=0), one(rows))
     if number == 1:
         optimizer.iterations.assign(100)
     x, y = -x, y + 0.1

@@ -25,6 +25,10 @@ from strategies.common.private_apis.variables import lend_variables, put_back_la
 from strategies.common.types import Batch
 from trainers.config.config import Config
 from trainers.inputs.sources import Data
+from trainers.keras_program.lent_model.traced_functions import (
+    TracedFunctions,
+    TracedModels,
+)
 from trainers.model.optimizers.build import adopt_again
 from trainers.model.optimizers.loss_scale import wrapper_of
 from trainers.model.optimizers.several import (
@@ -63,15 +67,21 @@ class LentModel:
       remark: Warning about what replicas cannot do alike, after `spec`; None for none.
     """
 
-    def __init__(self, model: keras.Model, flag: str):
-        """Keeps the model, perhaps not built yet; `flag` names it in messages."""
+    def __init__(self, model: keras.Model, flag: str, traced: TracedModels):
+        """Lends nothing yet.
+
+        Args:
+          model: Compiled model, perhaps not built yet.
+          flag: Name of the program in messages.
+          traced: Models of the program that may share layers with it.
+        """
         self.model = model
         self.remark: str | None = None
         self._flag = flag
         self._give_back: Callable[[], None] | None = None
         # Puts back what the strategy has made for an earlier `fit`.
         self._put_back: Callable[[], None] = _refuse_to_lend_again
-        self._functions = _Functions(model)
+        self._functions = TracedFunctions(model, traced)
         self._frozen: list[keras.Variable] = []
         self._scale_factors: list[tuple[keras.optimizers.Optimizer, float | None]] = []
         # Losses are scaled by the training loop, which repeats an overflowing step.
@@ -255,29 +265,6 @@ class LentModel:
 
 def _refuse_to_lend_again() -> NoReturn:
     raise ValueError("the model was not lent before: build it from its description")
-
-
-class _Functions:
-    """Functions that Keras has traced, such as that of `predict`.
-
-    A function has the variables of its trace: the program's, or during a `fit` the
-    strategy's.
-    """
-
-    def __init__(self, model: keras.Model):
-        self._model = model
-        self._others: dict[int, tuple[Any, Any]] = {}
-
-    def exchange(self) -> None:
-        """Puts the functions of the other variables in place; None for no trace."""
-        others, self._others = self._others, {}
-        for layer in flat_layers(self._model):
-            if isinstance(layer, keras.Model):
-                self._others[id(layer)] = layer.test_function, layer.predict_function
-                test, predict = others.get(id(layer), (None, None))
-                layer.test_function, layer.predict_function = test, predict
-                # An optimizer has other variables after each `fit`.
-                layer.train_function = None
 
 
 def _keeps_metrics(model: keras.Model) -> bool:
