@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import itertools
 import os
 import shlex
 import time
@@ -226,10 +227,17 @@ def _report(
 
 
 def _shared_cores(runs: Sequence[Run]) -> int | None:
-    """Returns the number of cores that all replicas share; None if there are GPUs."""
+    """Returns the number of cores that all replicas share.
+
+    None if there are GPUs, or tasks on several hosts.
+    """
     for run in runs:
         hardware: dict[str, Any] = run.result.get("hardware") or {}
-        if run.is_completed and not hardware.get("gpus"):
+        tasks = itertools.chain(*(run.result.get("cluster") or {}).values())
+        hosts = {address.rpartition(":")[0] for address in tasks}
+        # The hosts of an emulated network are on this machine.
+        is_here = len(hosts) <= 1 or run.result.get("emulated_bandwidth_mbit")
+        if is_here and run.is_completed and not hardware.get("gpus"):
             return hardware.get("cpu_cores")
     return None
 

@@ -30,7 +30,7 @@ _COSTS = {
         "these runs cannot tell what a message costs here from what every update does, "
         "so that most of it counts as software"
     ),
-    "byte": "these runs cannot tell what a byte costs here, which is next to nothing",
+    "byte": "these runs cannot tell what a byte costs here from other costs",
     "wire": "these runs cannot tell the time on the wire, which is next to nothing",
 }
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from trainers.run_dir.step_recording import RecordedStep
+from trainers.run_dir.step_recording import RecordedStep, Recording
 
 # A variable whose norm is below this fraction of the norm of all variables is compared
 # with that fraction instead. Two cases need it: the gradient of a bias before a
@@ -58,8 +58,33 @@ class StepAgreement:
         }
 
 
-def agreement(step: int, found: RecordedStep, expected: RecordedStep) -> StepAgreement:
-    """Compares one step of two recordings."""
+def constants_of(reference: Recording) -> Collection[str]:
+    """Returns the names of layer state that the steps of a recording do not change.
+
+    The first step has changed all that it changes, so that a single one tells nothing.
+    """
+    last = reference.num_steps()
+    if last < 2:
+        return ()
+    ended = reference.read(last).layer_state
+    began = reference.read(1).layer_state
+    return {name for name in began if np.array_equal(began[name], ended[name])}
+
+
+def agreement(
+    step: int,
+    found: RecordedStep,
+    expected: RecordedStep,
+    constants: Collection[str] = (),
+) -> StepAgreement:
+    """Compares one step of two recordings.
+
+    Args:
+      step: Number of the step, from 1.
+      found: Step of the strategy.
+      expected: Step of the reference.
+      constants: Names of layer state that training does not change.
+    """
     # The loss is one number: no floor from other variables applies.
     loss = _relative(_mean_loss(found), _mean_loss(expected), smallest=0.0)
     differences: dict[str, Mapping[str | None, float]] = {"loss": {None: loss}}
@@ -67,7 +92,7 @@ def agreement(step: int, found: RecordedStep, expected: RecordedStep) -> StepAgr
         differences["gradients"] = _by_variable(found.gradients, expected.gradients)
     differences["weights"] = {
         **_by_variable(found.weights, expected.weights),
-        **_by_variable(found.layer_state, expected.layer_state),
+        **_by_variable(found.layer_state, expected.layer_state, constants),
     }
     return StepAgreement(
         step=step,
@@ -103,11 +128,17 @@ def largest_of(differences: Mapping[str | None, float]) -> Difference:
 
 
 def _by_variable(
-    found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]
+    found: Mapping[str, np.ndarray],
+    expected: Mapping[str, np.ndarray],
+    constants: Collection[str] = (),
 ) -> dict[str | None, float]:
-    # The floor that `_relative` divides by at least. It is without the infinite numbers
-    # that a layer may keep, such as a mask, beside which no difference would count.
-    finite = {name: value[np.isfinite(value)] for name, value in expected.items()}
+    # The floor that `_relative` divides by at least. It is without numbers that a layer
+    # keeps, such as a mask of -1e9, beside which no difference would count.
+    finite = {
+        name: value[np.isfinite(value)]
+        for name, value in expected.items()
+        if name not in constants
+    }
     smallest = _SMALLEST_PART * norm_of_all(finite)
     return {
         name: _relative(found[name], expected[name], smallest)

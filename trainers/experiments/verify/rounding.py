@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from trainers.config.config import Config
 from trainers.experiments.runner import Executed
-from trainers.experiments.verify.differences import agreement
+from trainers.experiments.verify.differences import agreement, constants_of
 from trainers.experiments.verify.tolerance import EPSILON
 from trainers.experiments.verify.verdict import Judgement, Verdict, judge
 
@@ -64,9 +64,11 @@ def _differences_by_rounding(
     largest: dict[tuple[str, str | None], float] = {}
     # A callback may end one of the two earlier.
     common = min(run.recording.num_steps() for run in (perturbed, reference))
+    constants = constants_of(reference.recording)
     for step in range(1, common + 1):
         own = agreement(
-            step, perturbed.recording.read(step), reference.recording.read(step)
+            *(step, perturbed.recording.read(step), reference.recording.read(step)),
+            constants,
         )
         for quantity, by_variable in own.differences.items():
             for variable, relative in by_variable.items():

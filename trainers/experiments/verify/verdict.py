@@ -12,6 +12,7 @@ from trainers.experiments.verify.differences import (
     Difference,
     StepAgreement,
     agreement,
+    constants_of,
     largest_of,
 )
 from trainers.experiments.verify.tolerance import tolerance
@@ -87,8 +88,12 @@ def judge(subject: Executed, reference: Executed, allowed: Allowed = ()) -> Judg
         (subject, reference), key=lambda run: run.recording.num_steps()
     )
     common = shorter.recording.num_steps()
+    constants = constants_of(reference.recording)
     steps = [
-        agreement(step, subject.recording.read(step), reference.recording.read(step))
+        agreement(
+            *(step, subject.recording.read(step), reference.recording.read(step)),
+            constants,
+        )
         for step in range(1, common + 1)
     ]
     beyond = _first_violation(subject, steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pathlib
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from trainers.experiments.verify.differences import (
     Difference,
     StepAgreement,
     agreement,
+    constants_of,
 )
 from trainers.experiments.verify.tolerance import tolerance
 from trainers.experiments.verify.verdict import (
@@ -20,7 +22,7 @@ from trainers.experiments.verify.verdict import (
     ToleranceViolation,
     Verdict,
 )
-from trainers.run_dir.step_recording import RecordedStep
+from trainers.run_dir.step_recording import RecordedStep, Recording
 
 STEP = RecordedStep(
     loss=6.0,
@@ -61,6 +63,19 @@ def test_an_infinite_mask_hides_no_difference_beside_it() -> None:
     found = agreement(1, moved, expected).quantities()["weights"]
     assert found.relative == pytest.approx(0.5 / 5)
     assert found.variable == "mean"
+
+
+def test_a_constant_hides_no_difference_beside_it(tmp_path: pathlib.Path) -> None:
+    reference = Recording(tmp_path)
+    for step, mean in ((1, [3.0, 4.0]), (2, [6.0, 8.0])):
+        state = {"mask": np.array([-1e18]), "mean": np.array(mean)}
+        reference.write(step, changed(layer_state=state))
+    expected = reference.read(2)
+    moved = {**expected.layer_state, "mean": np.array([6.0, 8.5])}
+    found = agreement(
+        *(2, changed(layer_state=moved), expected), constants_of(reference)
+    )
+    assert found.quantities()["weights"].relative == pytest.approx(0.5 / 10)
 
 
 def test_what_should_be_zero_is_measured_against_the_rest() -> None:
