@@ -231,15 +231,22 @@ def _shared_cores(runs: Sequence[Run]) -> int | None:
 
     None if there are GPUs, or tasks on several hosts.
     """
+    cores = None
     for run in runs:
         hardware: dict[str, Any] = run.result.get("hardware") or {}
-        tasks = itertools.chain(*(run.result.get("cluster") or {}).values())
-        hosts = {address.rpartition(":")[0] for address in tasks}
-        # The hosts of an emulated network are on this machine.
-        is_here = len(hosts) <= 1 or run.result.get("emulated_bandwidth_mbit")
-        if is_here and run.is_completed and not hardware.get("gpus"):
-            return hardware.get("cpu_cores")
-    return None
+        if hardware.get("gpus") or _is_on_several_hosts(run):
+            return None
+        if run.is_completed and cores is None:
+            cores = hardware.get("cpu_cores")
+    return cores
+
+
+def _is_on_several_hosts(run: Run) -> bool:
+    # The hosts of an emulated network are on this machine.
+    if run.result.get("emulated_bandwidth_mbit"):
+        return False
+    tasks = itertools.chain(*(run.result.get("cluster") or {}).values())
+    return len({address.rpartition(":")[0] for address in tasks}) > 1
 
 
 def _exit_code(compared: _Compared) -> ExitCode:
