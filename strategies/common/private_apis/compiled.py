@@ -92,6 +92,16 @@ def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
     return model._loss_tracker
 
 
+def means_of_output_losses(model: keras.Model) -> Sequence[keras.metrics.Mean]:
+    """Returns the metrics in which `fit` keeps the losses of several outputs.
+
+    Each counts batches: it is weighted by the number of rows, which the graph of `fit`
+    does not know (keras/src/trainers/compile_utils.py, `CompileLoss.call`).
+    """
+    metrics = getattr(model._compile_loss, "metrics", ())
+    return [metric for metric in metrics if metric is not None]
+
+
 def losses_by_output(
     loss: Any,
     loss_weights: Any,

@@ -10,7 +10,10 @@ import keras
 import numpy as np
 
 from strategies.common.errors import UsageError
-from strategies.common.private_apis.compiled import metrics_by_output
+from strategies.common.private_apis.compiled import (
+    means_of_output_losses,
+    metrics_by_output,
+)
 from strategies.common.private_apis.models import is_of_keras
 from strategies.common.types import Batch
 from trainers.user_code.counting_metric import not_sums, total_of
@@ -60,6 +63,8 @@ def _counts_batches(
     model: keras.Model, own: OwnMetric, changes: Sequence[np.ndarray]
 ) -> bool | None:
     """Returns whether a metric counts batches; False for examples, None for neither."""
+    if any(own.metric is mean for mean in means_of_output_losses(model)):
+        return True
     # Of a random loss only the count can be compared, which is the last variable of a
     # mean. A sum has a single variable.
     is_mean = isinstance(own.metric, (keras.metrics.Mean, keras.metrics.Sum))

@@ -112,6 +112,32 @@ class Scores(EverySecondStep):
         return {"loss": self.learn(data), "counted": self.counted.result()}
 
 
+class SeveralOutputs(keras.Model):
+    """Leaves the step to Keras, which keeps the loss of each output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = keras.layers.Dense(1), keras.layers.Dense(1)
+
+    def call(self, inputs: Any) -> Any:
+        return {"first": self.first(inputs), "second": self.second(inputs)}
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        return super().train_step(data)
+
+
+def test_losses_of_outputs_count_batches() -> None:
+    """Keras counts the rows of an output whose shape is known, as in a probe alone."""
+    model = SeveralOutputs()
+    model.compile("sgd", {"first": "mse", "second": "mse"})
+    few = few_examples()
+    labels = dict.fromkeys(("first", "second"), few.features[:, :1])
+    found = own_step(model, few._replace(labels=labels), held_out=None).train.metrics
+    counts = {own.metric.name: own.is_per_batch for own in found}
+    assert counts["first_loss"]
+    assert counts["second_loss"]
+
+
 def test_counts_of_normalized_predictions_are_not_refused() -> None:
     """Two halves of a batch have other predictions, and other counts, then."""
     model = Scores(keras.metrics.TruePositives(thresholds=[0.2, 0.4, 0.5, 0.6, 0.8]))
