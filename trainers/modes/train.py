@@ -28,7 +28,7 @@ from trainers.modes.callbacks_of_run import epochs_of_run
 from trainers.modes.keras_training import KerasTraining
 from trainers.modes.same_command import require_same_command, require_same_data
 from trainers.modes.training_run import TrainingRun
-from trainers.reporting.metrics import RunMetrics
+from trainers.reporting.metrics import ProcessMetrics, RunMetrics
 from trainers.reporting.null_reporter import NullReporter
 from trainers.reporting.reporter import Reporter
 from trainers.reporting.result import Origin
@@ -112,8 +112,8 @@ class TrainingTask:
         self._signals = PreemptionSignals(traits.loops_together)
         # Of the first training of several; later ones begin with trained weights.
         self._origin: Origin | None = None
-        # Of the last call of `fit`.
-        self._metrics: RunMetrics | None = None
+        # Of all calls of `fit`.
+        self._metrics = ProcessMetrics()
         self._guards = contextlib.ExitStack()
 
     def __enter__(self) -> TrainingTask:
@@ -134,9 +134,8 @@ class TrainingTask:
         phases = None
         if self.config.report.step_phases:
             phases = PhaseMeter(self.cluster.task, parts, self._clock)
-        self._metrics = metrics = RunMetrics(
-            *(self._clock, parts.pipeline, parts.results, phases),
-            earlier=self._metrics,
+        metrics = RunMetrics(
+            *(self._clock, self._metrics, parts.pipeline, parts.results, phases)
         )
         kind = KerasTraining if self.config.model.keras_fit else TrainingRun
         run = kind(

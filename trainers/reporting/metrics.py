@@ -23,58 +23,60 @@ from trainers.run_dir.train_state import TrainCounters
 Results = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
+class ProcessMetrics:
+    """Measurements of all calls of `fit` of a process, which refer to none of them.
+
+    Attributes:
+      throughput: Speed of the run.
+      staleness: Staleness of the run.
+      is_continued: True if an earlier process has trained a part of the run.
+    """
+
+    def __init__(self) -> None:
+        self.throughput = ThroughputMeter()
+        self.staleness = Staleness()
+        self.is_continued = False
+
+
 class RunMetrics:
     """All measurements of a run, or of one of several calls of `fit`. A callback.
 
-    Speed and staleness of the run count all its calls in this process.
-
     Attributes:
       clock: Wall time by kind of work.
+      process: Measurements of the run so far, in this process.
       counters: Numbers of steps and examples, which the outer loop counts, because they
         include steps that diverge.
-      throughput: Speed of the run.
       window: Losses, metrics and times since the last line of metrics.jsonl.
       staleness: Staleness since the last line.
       idle: Idle time of pipeline stages since the last line.
-      run_staleness: Staleness of the run.
       run_idle: Idle time of pipeline stages of the run.
       phases: Times within steps; None unless they are wanted.
-      is_continued: True if an earlier process has trained a part of the run.
     """
 
     def __init__(
         self,
         clock: Clock,
+        process: ProcessMetrics,
         pipeline: Pipeline | None,
         results: Results,
         phases: PhaseMeter | None = None,
-        earlier: RunMetrics | None = None,
     ):
-        """Starts with nothing counted but what the call of `fit` before has counted.
-
-        Only a partitioned model has a pipeline.
-        """
+        """Starts a call of `fit`; only a partitioned model has a pipeline."""
         self.clock = clock
+        self.process = process
         self.phases = phases
         self.counters = TrainCounters()
-        self.is_continued: bool = earlier is not None and earlier.is_continued
-        self.throughput: ThroughputMeter = (
-            earlier.throughput if earlier else ThroughputMeter()
-        )
-        self.throughput.begin()
+        self.process.throughput.begin()
         self.window = MetricsWindow(lambda sums: as_scalars(results(sums)))
         self.staleness = Staleness()
-        self.run_staleness: Staleness = (
-            earlier.run_staleness if earlier else Staleness()
-        )
         self.idle = PipelineIdleMeter(pipeline)
         self.run_idle = PipelineIdleMeter(pipeline)
 
     def __call__(self, event: StepEvent) -> None:
-        self.throughput(event)
-        self.window(event)
-        for meter in (self.staleness, self.run_staleness, self.idle, self.run_idle):
+        of_process = (self.process.throughput, self.process.staleness)
+        for meter in (*of_process, self.staleness, self.idle, self.run_idle):
             meter(event)
+        self.window(event)
         if self.phases is not None:
             self.phases(event)
 

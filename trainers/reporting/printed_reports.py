@@ -184,11 +184,11 @@ def print_final_summary(
     ordered = {**dict.fromkeys(ALWAYS_FINAL), **final}
     measured = {name: value for name, value in ordered.items() if value is not None}
     console.say(f"{outcome} | {in_words(measured)}" if measured else outcome)
-    speed = metrics.throughput.summary()
+    speed = metrics.process.throughput.summary()
     if speed["step_milliseconds"]:
         console.say(
             f"speed     {speed['examples_per_second']:,.1f} examples/s, "
-            f"{metrics.throughput.milliseconds_per_step:.2f} ms/step"
+            f"{metrics.process.throughput.milliseconds_per_step:.2f} ms/step"
         )
     idle = metrics.run_idle.in_words()
     if idle is not None:

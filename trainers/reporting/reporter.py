@@ -87,7 +87,7 @@ class Reporter(NullReporter):
             self._compare_data(self._restored or {})
         self._rollbacks.restore(self._restored or {})
         step = self._parts.applied_steps()
-        self._metrics.is_continued |= self._restored is not None and step > 0
+        self._metrics.process.is_continued |= self._restored is not None and step > 0
         check_enough_steps(self._folder.path, step, self._parts.train_steps)
         # A run without a result, such as one killed in its last checkpoint, still
         # writes one.

@@ -9,6 +9,8 @@ import tensorflow as tf
 from trainers.model.optimizers.several import SeveralOptimizers
 
 
+# Keras warns of it, as in `fit`.
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.skipif(
     not hasattr(keras.optimizers, "MultiOptimizer"), reason="Keras 3.12 has none"
 )
