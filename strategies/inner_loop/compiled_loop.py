@@ -84,8 +84,9 @@ class CompiledLoop(InnerLoop):
         span, position = taken.batch
         left = num_steps - state.attempted
         count = tf.minimum(left, tf.shape(span.step)[0] - position)
-        # Otherwise the clock of the wait may be read when the program has ended.
-        with tf.control_dependencies([taken.wait]):
+        # Otherwise the clock of the wait may be read when the program has ended. A
+        # tensor of this graph: nothing in a branch waits for one outside of it.
+        with tf.control_dependencies([tf.identity(taken.wait)]):
             done, finite, figures, gradients = self._compiled(
                 _padded(span, self._span_shape), position, count, local_flags
             )
