@@ -49,6 +49,24 @@ def test_same_training_as_uncompiled(update: str, layout: str) -> None:
     assert_same_training(outcome("on"), outcome("off"), TOLERANCES["float64", update])
 
 
+def assert_loop_trains_as(
+    compiled: TrainingParts, plain: TrainingParts, atol: float = 0.0
+) -> None:
+    """Asserts equal losses and weights of five steps, of which XLA compiles the loop.
+
+    Args:
+      compiled: Run whose loop is compiled.
+      plain: The same run without XLA.
+      atol: Absolute difference that weights may have.
+    """
+    assert compiled.compilation.scope is Scope.LOOP
+    np.testing.assert_allclose(
+        train(compiled, 5)["loss"], train(plain, 5)["loss"], rtol=1e-12
+    )
+    for one, other in zip(compiled.model.weights, plain.model.weights, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-10, atol=atol)
+
+
 def test_an_embedding_trains_as_uncompiled() -> None:
     """Its gradient is dense under XLA, and has only the used rows without."""
 
@@ -68,13 +86,7 @@ def test_an_embedding_trains_as_uncompiled() -> None:
             jit_compile=jit_compile,
         )
 
-    compiled, plain = parts("on"), parts("off")
-    assert compiled.compilation.scope is Scope.LOOP
-    np.testing.assert_allclose(
-        train(compiled, 5)["loss"], train(plain, 5)["loss"], rtol=1e-12
-    )
-    for one, other in zip(compiled.model.weights, plain.model.weights, strict=True):
-        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-10)
+    assert_loop_trains_as(parts("on"), parts("off"))
 
 
 def test_a_smaller_batch_has_no_further_rows() -> None:
@@ -94,19 +106,14 @@ def test_a_smaller_batch_has_no_further_rows() -> None:
             build,
             np.random.default_rng(0).uniform(1, 2, size=[10, 3]),
             global_batch_size=8,
-            # The bias has a gradient of zero, whose rounding errors Adam would enlarge.
+            # Adam would enlarge the rounding errors of a gradient of zero.
             optimizer="sgd",
             dtype="float64",
             jit_compile=jit_compile,
         )
 
-    compiled, plain = parts("auto"), parts("off")
-    assert compiled.compilation.scope is Scope.LOOP
-    np.testing.assert_allclose(
-        train(compiled, 5)["loss"], train(plain, 5)["loss"], rtol=1e-12
-    )
-    for one, other in zip(compiled.model.weights, plain.model.weights, strict=True):
-        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-10, atol=1e-15)
+    # The gradient of the bias is zero but for rounding.
+    assert_loop_trains_as(parts("auto"), parts("off"), atol=1e-15)
 
 
 # The test above trains embeddings; a test below shows that `auto` compiles this model.

@@ -114,12 +114,12 @@ def counted(batches: tf.data.Dataset) -> tf.data.Dataset:
     """Counts each element of a data set when it is read: the watchdog looks there.
 
     Args:
-      batches: Data set of pairs.
+      batches: Data set of tuples.
     """
 
-    def count(*pair: Any) -> tuple[Any, ...]:
+    def count(*parts: Any) -> tuple[Any, ...]:
         read_counter().assign_add(1)
-        return pair
+        return parts
 
     return batches.map(tf.autograph.experimental.do_not_convert(count))
 

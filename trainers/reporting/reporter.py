@@ -93,9 +93,10 @@ class Reporter(NullReporter):
         # writes one.
         is_over = step == self._parts.train_steps or is_stopped(self._restored or {})
         last_step = step if is_over else self._parts.train_steps
+        began = (self._restored or {}).get("phase", {}).get("first_step")
         first_step = self._parts.order.first_step
         check_same_phases(
-            *(self._folder, self._parts.phase, first_step, step, last_step)
+            *(self._folder, self._parts.phase, began, first_step, step, last_step)
         )
         if not (is_over and self._folder.has_ended(self._parts.phase)):
             return False

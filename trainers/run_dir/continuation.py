@@ -70,7 +70,12 @@ def check_enough_steps(path: pathlib.Path, step: int, last_step: int) -> None:
 
 
 def check_same_phases(
-    folder: RunDir, phase: int, first_step: int, step: int, last_step: int
+    folder: RunDir,
+    phase: int,
+    began: int | None,
+    first_step: int,
+    step: int,
+    last_step: int,
 ) -> None:
     """Checks that a program's `fit` and the next one meet at the step of before.
 
@@ -79,6 +84,7 @@ def check_same_phases(
     Args:
       folder: Folder of the run.
       phase: Number of the `fit`, from 1.
+      began: Step from which it began before; None if no checkpoint says so.
       first_step: Step from which it begins now.
       step: Step of its restored checkpoint.
       last_step: Step at which it ends, which is `step` if a callback has stopped it.
@@ -86,7 +92,7 @@ def check_same_phases(
     Raises:
       UsageError: An earlier `fit`, or this one, is longer or shorter than before.
     """
-    began, end = folder.first_step_of(phase), first_step
+    end = first_step
     if began in (None, first_step):
         phase += 1
         began, end = folder.first_step_of(phase), last_step

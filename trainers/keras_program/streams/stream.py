@@ -13,7 +13,7 @@ from strategies.common.types import Batch
 from strategies.inner_loop.input import no_steps
 from strategies.inner_loop.sharding import take_shard
 from trainers.inputs.shuffling import Order
-from trainers.inputs.sources import StreamedSource, counted, read_counter
+from trainers.inputs.sources import StreamedSource, counted
 from trainers.keras_program.streams.passes import OnePass
 from trainers.keras_program.streams.windows import (
     Window,
@@ -52,11 +52,9 @@ class ReadAgain:
                 lambda s: tf.zeros([size or 0 for size in s.shape], s.dtype), spec
             )
 
-        def is_kept(*_: Any) -> tf.Tensor:
-            return read_counter().assign_add(1) < 0
-
         # `skip` would not read them.
-        none = self.data.take(count).filter(_unconverted(is_kept))
+        read = counted(self.data.take(count))
+        none = read.filter(_unconverted(lambda *_: False))
         return none.map(_unconverted(filler))
 
 
