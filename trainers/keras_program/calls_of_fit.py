@@ -18,6 +18,7 @@ from trainers.keras_program.callback_state import models_written_after
 from trainers.keras_program.chief_callbacks import CallbackError
 from trainers.keras_program.config_of_fit import config_of_fit
 from trainers.keras_program.data import (
+    check_rollback,
     check_streams,
     data_of_fit,
     validates_on_nothing,
@@ -130,6 +131,7 @@ class CallsOfFit:
 
     def _data_of(self, arguments: FitArguments) -> Data:
         """Returns the data of a call, with warnings about its validation."""
+        check_rollback(self._config.guard, arguments)
         seed = self._phase.order_seed(self._config.run.seed)
         data = data_of_fit(arguments, seed)
         check_streams(self._config.strategy, data)

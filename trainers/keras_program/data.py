@@ -20,6 +20,7 @@ from strategies.common.private_apis.fit_data import (
 )
 from strategies.common.text import shown
 from strategies.config import StrategyConfig
+from trainers.config.fault_tolerance import GuardConfig
 from trainers.inputs.sources import (
     ArraySource,
     Data,
@@ -94,6 +95,20 @@ def check_streams(strategy: StrategyConfig, data: Data) -> None:
             f"--update={strategy.update} of --strategy={strategy.strategy} does not "
             "fit data that are a stream, because replicas read any step on request: "
             "give arrays, or --update=sync."
+        )
+
+
+def check_rollback(guard: GuardConfig, arguments: FitArguments) -> None:
+    """Refuses to go back with a generator, which cannot give its batches again.
+
+    Raises:
+      UsageError: A run that diverges would go back.
+    """
+    if guard.rolls_back and isinstance(arguments.x, types.GeneratorType):
+        raise UsageError(
+            "--on_divergence=rollback repeats steps, and fit has a generator as its "
+            "training data, which is read once: give a tf.data.Dataset or a "
+            "keras.utils.PyDataset, or --on_divergence=stop."
         )
 
 

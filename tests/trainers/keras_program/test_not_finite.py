@@ -9,6 +9,7 @@ import subprocess
 import numpy as np
 import pytest
 
+from strategies.common.errors import ExitCode
 from tests import processes
 from tests.markers import further
 
@@ -69,6 +70,17 @@ layers = [keras.Input((4,)), keras.layers.Dense(4, name="first"), Root()]
 model = keras.Sequential([*layers, keras.layers.Dense(1, activation="sigmoid")])
 model.compile("sgd", "binary_crossentropy", metrics=[keras.metrics.AUC()])
 model.fit(x, y, batch_size=16, epochs=2, verbose=0)
+"""
+
+_FROM_GENERATOR = """
+import itertools
+import keras
+import numpy as np
+
+model = keras.Sequential([keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+batch = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
+model.fit((batch for _ in itertools.count()), steps_per_epoch=2, verbose=0)
 """
 
 
@@ -186,3 +198,16 @@ def test_a_program_that_goes_back_trains_with_half_the_rate(
     # What the program sees is its rate, as it was.
     own = 1.2 if rate == "1.2" else 0.6
     assert f"rate {own}" in done.stdout
+
+
+def test_a_generator_cannot_go_back(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(_FROM_GENERATOR)
+    done = processes.run(
+        *(f"--script={path}", f"--run_dir={tmp_path / 'run'}"),
+        *("--strategy=one_device", "--on_divergence=rollback"),
+    )
+    assert done.returncode == ExitCode.USAGE
+    assert "--on_divergence=stop" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
