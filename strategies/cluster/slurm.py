@@ -18,7 +18,6 @@ from strategies.common.text import shown
 _FIRST_PORT = 10_000
 _PORTS_PER_STEP = 64
 _NUM_RANGES = 350
-_MOST_TASKS = 100_000
 
 
 def is_step(environment: Mapping[str, str]) -> bool:
@@ -62,7 +61,6 @@ def num_tasks_by_job(
       UsageError: The step has more or fewer tasks, or a variable is malformed.
     """
     total = _number(environment, "SLURM_STEP_NUM_TASKS")
-    _check_sizes(environment, total)
     left = total - sum(number or 0 for number in wanted.values())
     jobs = {job: left if n is None else n for job, n in wanted.items()}
     if min(jobs.values()) < 1 or sum(jobs.values()) != total:
@@ -124,26 +122,6 @@ def _check_node(environment: Mapping[str, str], cluster: Cluster) -> None:
             f"should be on {shown(host)}: ranks are taken to fill one node after the "
             "other; add --distribution=block to srun."
         )
-
-
-def _check_sizes(environment: Mapping[str, str], total: int) -> None:
-    """Raises UsageError for more nodes than tasks; the resolver would list them all."""
-    if total > _MOST_TASKS:
-        accepted = f"a number up to {_MOST_TASKS}"
-        raise _refusal(environment, "SLURM_STEP_NUM_TASKS", accepted)
-    name = "SLURM_STEP_NODELIST"
-    for part in re.findall(r"\[([^\]]*)\]", environment.get(name, "")):
-        for first, last in re.findall(r"([0-9]+)-([0-9]+)", part):
-            if _value(last) - _value(first) >= total:
-                raise _refusal(environment, name, f"the nodes of {total} tasks")
-    name = "SLURM_STEP_TASKS_PER_NODE"
-    if any(_value(n) > total for n in re.findall("[0-9]+", environment.get(name, ""))):
-        raise _refusal(environment, name, f"tasks that are {total} in all")
-
-
-def _value(digits: str) -> float:
-    """Returns a number of any length; `int` refuses more than 4,300 digits."""
-    return float(digits)
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:

@@ -36,11 +36,9 @@ def learn_ends_of_children() -> None:
 
 # Real-time signals, which only Linux has and nobody else uses here. Like the signals
 # that they stand for, they end a process without a handler.
-PASSED_ON: dict[int, int] = {}
-if hasattr(signal, "SIGRTMIN"):
-    PASSED_ON = {
-        number: signal.SIGRTMIN + 1 + position for position, number in enumerate(STOPS)
-    }
+PASSED_ON: dict[int, int] = {
+    number: signal.SIGRTMIN + 1 + position for position, number in enumerate(STOPS)
+}
 _ORIGINAL = {passed_on: number for number, passed_on in PASSED_ON.items()}
 
 

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 
@@ -22,13 +21,9 @@ _ADOPTION = threading.Lock()
 
 
 def end_with_launcher() -> None:
-    """Makes the kernel kill this process when its launcher ends, for any reason.
-
-    On other systems than Linux, such as macOS, tasks continue if SIGKILL ends their
-    launcher.
-    """
+    """Makes the kernel kill this process when its launcher ends, for any reason."""
     launcher = os.environ.get(LAUNCHER_PID)
-    if launcher is None or not sys.platform.startswith("linux"):
+    if launcher is None:
         return
     # SIGKILL reaches even a suspended process.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

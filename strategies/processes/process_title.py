@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import pathlib
-import sys
 from collections.abc import Mapping, Sequence
 
 # Name and value of a variable, and an argument, that reserve memory at the start.
@@ -30,8 +29,7 @@ _PR_SET_NAME = 15
 
 def set_name(name: str) -> None:
     """Sets the name of this process in `top` and `ps -e`, at most 15 characters."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def show(command: Sequence[str], environment: Mapping[str, str]) -> None:

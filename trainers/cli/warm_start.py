@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 
 from strategies.processes.starter import ProcessStarter, WarmStarter
 from trainers.cli.tensorflow_setup import imported_fast
@@ -22,9 +21,6 @@ def starter_of(config: Config) -> ProcessStarter:
     """Returns what starts the processes of a run, a comparison or a verification."""
     # With --verbose each process shows what TensorFlow logs while it is imported.
     if not config.run.warm_start or config.run.verbose:
-        return ProcessStarter()
-    # Forks of macOS's own libraries crash (Python, issue 33725).
-    if not sys.platform.startswith("linux"):
         return ProcessStarter()
     return WarmStarter(__name__)
 

@@ -7,11 +7,8 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-import sys
 import time
 from collections.abc import Callable, Iterator
-
-import psutil
 
 # Of the newest blocks the start is kept.
 _MOST_BLOCKS = 4_000
@@ -84,8 +81,6 @@ class Clock:
 
 def seconds_since_start() -> float:
     """Returns the seconds since this process was started."""
-    if sys.platform != "linux":
-        return time.time() - psutil.Process().create_time()
     # Linux counts the start from the last boot. psutil adds the time of that by the
     # wall clock, which the kernel gives in whole seconds and corrects when the clock is
     # set: a first step was measured to end 0.2 s after the process.

@@ -8,7 +8,6 @@ import os
 import pathlib
 import platform
 import re
-import resource
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -142,13 +141,9 @@ def peak_memory_mib() -> float:
 
     A process that was forked from a template counts as if it had imported all itself.
     """
-    try:
-        # On Linux, the peak of `getrusage` starts at the memory of the parent process,
-        # which can be a notebook of gigabytes (fs/exec.c, `exec_mmap`). VmHWM does not.
-        status = pathlib.Path("/proc/self/status").read_text(encoding="ascii")
-    except FileNotFoundError:
-        # macOS, where ru_maxrss is in bytes.
-        return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 1)
+    # The peak of `getrusage` starts at the memory of the parent process, which can be a
+    # notebook of gigabytes (fs/exec.c, `exec_mmap`). VmHWM does not.
+    status = pathlib.Path("/proc/self/status").read_text(encoding="ascii")
     (kibibytes,) = re.findall(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
     in_template = file_kib_of_template_alone(os.environ)
     return round((int(kibibytes) + in_template) / 2**10, 1)
