@@ -79,12 +79,13 @@ def test_tasks_end_with_the_launcher_however_it_ends(
             lambda: len(launcher.children()) == 3, "its tasks", process
         )
         tasks = launcher.children()
-        cluster = json.loads(tasks[0].environ()["TF_CONFIG"])["cluster"]
         # Before it loads TensorFlow, a task asks the kernel to end it with its
         # launcher.
         processes.wait_until(
             lambda: all(map(is_loading_tensorflow, tasks)), "TensorFlow", process
         )
+        # A task that has just been forked still has the launcher's variables.
+        cluster = json.loads(tasks[0].environ()["TF_CONFIG"])["cluster"]
         processes.task_of(process.pid, "worker", 1).suspend()
         process.send_signal(number)
         assert process.wait(processes.PATIENCE_SECONDS) == exit_code
