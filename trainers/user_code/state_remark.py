@@ -24,6 +24,7 @@ from trainers.user_code.halves import (
     number_of,
     on_halves,
     relative_rounding,
+    twice,
 )
 from trainers.user_code.independence import agree
 
@@ -33,6 +34,11 @@ def forward_remark(model: keras.Model, few: Batch) -> str | None:
     variables = users_state(model)
     if not (variables or _may_mix_examples(model)):
         return None
+    is_normalized = normalizes_batches(model)
+    if is_normalized:
+        # Halves with the same examples are normalized as the whole. A sum over examples
+        # is still twice that of a half.
+        few = twice(few)
     # An example has the same random numbers in a half as among all.
     replayed = ReplayedRandomNumbers()
     numbers = StepRandomNumbers(0, replayed)
@@ -47,7 +53,7 @@ def forward_remark(model: keras.Model, few: Batch) -> str | None:
         return changes_in(scope, variables), tf.nest.flatten(outputs), added
 
     changes, outputs, added = zip(*on_halves(run, few), strict=True)
-    if replayed.are_of_examples and _are_mixed(outputs):
+    if replayed.are_of_examples and not is_normalized and _are_mixed(outputs):
         return (
             "the model predicts other values for a batch than for its halves (perhaps "
             "it adds up or compares the examples, as ops.tensordot over two axes "
@@ -71,13 +77,12 @@ def _may_mix_examples(model: keras.Model) -> bool:
         return False
     layers = flat_layers(model)
     operations = [part for x in layers for part in getattr(x, "operations", [])]
-    is_users = any(
+    return any(
         isinstance(part, keras.layers.Lambda)
         or not isinstance(part, keras.layers.Layer)
         or not is_of_keras(part)
         for part in [*layers, *operations]
     )
-    return is_users and not normalizes_batches(model)
 
 
 def _are_mixed(outputs: Sequence[Sequence[tf.Tensor]]) -> bool:
@@ -97,9 +102,6 @@ def _are_mixed(outputs: Sequence[Sequence[tf.Tensor]]) -> bool:
 
 def users_state(model: keras.Model) -> list[keras.Variable]:
     """Returns the state of layers of the user's own, without that of layers in them."""
-    # A normalization of halves changes what comes after it.
-    if normalizes_batches(model):
-        return []
     users = [layer for layer in flat_layers(model) if not is_of_keras(layer)]
     return [variable for layer in users for variable in _state_of(layer)]
 

@@ -101,3 +101,18 @@ def test_added_losses_that_are_no_mean_of_examples_are_named(
     remark = forward_remark(functional(Penalty(of)), few)
     assert (remark is not None) == is_named
     assert remark is None or "add_loss" in remark
+
+
+@pytest.mark.parametrize(
+    ("of", "is_named"),
+    [(lambda x: ops.mean(x**2), False), (lambda x: ops.sum(x**2), True)],
+    ids=["mean", "sum"],
+)
+def test_added_sums_are_named_behind_a_normalization(
+    of: Callable[[Any], Any], is_named: bool
+) -> None:
+    penalty, normalization = Penalty(of), layers.BatchNormalization()
+    model = functional(lambda x: penalty(normalization(x * 100 + 1000)))
+    remark = forward_remark(model, few_examples())
+    assert (remark is not None) == is_named
+    assert remark is None or "add_loss" in remark

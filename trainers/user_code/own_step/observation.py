@@ -35,7 +35,12 @@ from trainers.user_code.own_step.reported import (
     source_of,
 )
 from trainers.user_code.own_step.update_catcher import CaughtUpdate
-from trainers.user_code.state_remark import changes_in, remark_on, users_state
+from trainers.user_code.state_remark import (
+    changes_in,
+    normalizes_batches,
+    remark_on,
+    users_state,
+)
 
 
 class Observed(NamedTuple):
@@ -100,7 +105,8 @@ def observe(step: ModelStep, few: Batch, is_divisible: bool) -> Observed:
     numbers = StepRandomNumbers(0, replayed)
     # Of each trace, that of all examples first.
     kept: list[tuple[Any, Mapping[str, Any]]] = []
-    variables = users_state(step.model)
+    # A normalization of halves changes what comes after it.
+    variables = [] if normalizes_batches(step.model) else users_state(step.model)
 
     def run(batch: Batch) -> Any:
         keyed = numbers.keyed(seed_states(step.model), batch)
