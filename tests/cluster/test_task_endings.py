@@ -404,6 +404,35 @@ def test_the_others_name_a_task_that_was_lost(
             assert not (tasks.run_dir / "result.json").exists()
 
 
+# The others wait for the chief, whose own code runs. They cannot catch its loss.
+_BETWEEN_FITS = """
+import os, signal
+import keras
+import numpy as np
+
+model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+try:
+    model.fit(np.ones((4, 4)), np.ones(4), verbose=0)
+    os.kill(os.getpid(), signal.SIGKILL)
+except Exception as error:
+    print("caught", error)
+"""
+
+
+def test_a_chief_that_was_lost_between_two_fits_is_named(
+    tmp_path: pathlib.Path,
+) -> None:
+    (tmp_path / "train.py").write_text(_BETWEEN_FITS)
+    flags = f"--script={tmp_path / 'train.py'}"
+    with started(tmp_path, "multi_worker_mirrored", flags) as tasks:
+        assert tasks.exit_codes() == {"worker-0": -signal.SIGKILL, "worker-1": LOST}
+        (line,) = tasks.started["worker-1"].error_lines()
+        address = tasks.address("worker-0")
+        assert line.startswith(f"error: worker-0 at {address} was lost: ")
+        assert "caught" not in " ".join(tasks.started["worker-1"].output_lines())
+
+
 # The worker that test_separate_hosts.py cuts off finds its leader as silent.
 @pytest.mark.exhaustive
 def test_a_leader_that_stands_still_counts_as_lost(tmp_path: pathlib.Path) -> None:

@@ -206,21 +206,21 @@ class Program:
                 history, exit_code = self._calls.train(
                     model, arguments, functools.partial(fit, model)
                 )
+            is_over = exit_code != ExitCode.DONE
+            if not (is_over or self._cluster.is_chief):
+                # Only the chief runs the rest of the program, unless it trains again:
+                # then this task reaches that call of `fit`, too.
+                word, exit_code = self._tell(_OVER, ExitCode.BUG)
+                if is_over := word == _OVER:
+                    self._strategy.close()
         except CallbackError as error:
             self._leave_fit(error)
         except BaseException as error:
             self._fail(error)
             raise
-        if exit_code != ExitCode.DONE:
+        if is_over:
             self._end_program(exit_code)
         self._others_wait = True
-        if not self._cluster.is_chief:
-            # Only the chief runs the rest of the program, unless it trains again: then
-            # this task reaches that call of `fit`, too.
-            word, exit_code = self._tell(_OVER, ExitCode.BUG)
-            if word == _OVER:
-                self._strategy.close()
-                self._end_program(exit_code)
         return history
 
     def _leave_fit(self, error: CallbackError) -> NoReturn:
