@@ -53,6 +53,7 @@ def test_what_a_launcher_passes_on_is_no_second_signal() -> None:
             os.kill(os.getpid(), direct)
             assert signal.getsignal(direct) == before
             os.kill(os.getpid(), passed_on)
+        signals.give_back_passed_on()
         os.kill(os.getpid(), passed_on)
     finally:
         for number in PASSED_ON.values():

@@ -62,6 +62,14 @@ class PreemptionSignals:
         # The handlers of the signals that a launcher forwards stay installed without
         # effect: the run is about to end, with or without a checkpoint.
 
+    def give_back_passed_on(self) -> None:
+        """Lets signals that a launcher forwards end the process, as all others do.
+
+        If a request has come already, they only repeat it.
+        """
+        for passed_on in () if self.requested else PASSED_ON.values():
+            signal.signal(passed_on, signal.SIG_DFL)
+
     @property
     def requested(self) -> bool:
         """True if this process has received a signal."""

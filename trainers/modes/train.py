@@ -151,7 +151,9 @@ class TrainingTask:
             return run.run()
         finally:
             if self.config.model.script is not None:
+                # The program's own code follows, for any time.
                 self._watchdog.note(PROGRAM)
+                self._signals.give_back_passed_on()
 
     def _reporter(self, parts: TrainingParts, metrics: RunMetrics) -> NullReporter:
         if not isinstance(self._folder, TrainingDir):

@@ -337,6 +337,25 @@ def test_a_signal_stops_a_program_whose_fits_have_one_step(
     assert _said(resumed) == _said(_run(tmp_path, text, *strategy)) != []
 
 
+@pytest.mark.cluster
+def test_a_signal_between_two_fits_ends_all_tasks_at_once(
+    tmp_path: pathlib.Path,
+) -> None:
+    text = """
+    import time
+
+    model.compile("sgd", "mse")
+    model.fit(x, y, batch_size=48, verbose=0)
+    # To the launcher.
+    os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(600)
+    """
+    workers = ("--strategy=multi_worker_mirrored", "--num_workers=2")
+    stopped = _run(tmp_path, text, *workers)
+    assert (stopped.returncode, stopped.stderr) == (143, "")
+    assert processes.result_of(tmp_path / "run")["status"] == "completed"
+
+
 def test_generators_continue_where_earlier_fits_and_validations_ended(
     tmp_path: pathlib.Path,
 ) -> None:
