@@ -5,8 +5,9 @@
 
 Each actor runs `python -m trainers.main` with the arguments after `--`, in a separate
 process on its node, with its task in TF_CONFIG. The project must have the same path on
-every node, and `--run_dir` must be on a disk that all nodes see. With `--num_ps` there
-is a chief as well, for parameter_server.
+every node. The chief, whose node Ray chooses, writes to `--run_dir`, and continues from
+there on a disk that all nodes see. With `--num_ps` there is a chief as well, for
+parameter_server.
 
 Ray Train's TensorflowTrainer sets TF_CONFIG as well, and also TF_USE_LEGACY_KERAS=1,
 so that `tf.keras` is Keras 2 from the package tf-keras (Ray 2.60,

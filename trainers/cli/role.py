@@ -75,8 +75,8 @@ def cluster_of(config: Config, environment: Mapping[str, str]) -> Cluster | None
         check_hosts(slurm.hosts(environment) if cluster is None else cluster.hosts())
     if config.run.run_dir is None:
         raise UsageError(
-            "--run_dir is missing: all tasks of a cluster must be given the same "
-            "folder of the run."
+            "--run_dir is missing: every task of a cluster must be given the folder "
+            "of the run."
         )
     # All tasks use the folder, so all of them check it for links and special files.
     # Only the chief examines its contents.
