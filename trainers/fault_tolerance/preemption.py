@@ -67,7 +67,9 @@ class PreemptionSignals:
 
         If a request has come already, they only repeat it.
         """
-        for passed_on in () if self.requested else PASSED_ON.values():
+        if self.requested:
+            return
+        for passed_on in PASSED_ON.values():
             signal.signal(passed_on, signal.SIG_DFL)
 
     @property
