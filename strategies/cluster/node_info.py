@@ -12,13 +12,12 @@ import dataclasses
 import functools
 import json
 import socket
-import threading
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from strategies.cluster.probes import for_each, host_and_port
-from strategies.cluster.rendezvous import hold_port
+from strategies.cluster.rendezvous import accepting, hold_port
 from strategies.cluster.spec import Cluster
 from strategies.common.strict_json import parse_json
 
@@ -58,17 +57,14 @@ def exchange(
     missing = {t: a for t, a in cluster.tasks().items() if t != cluster.task}
     answers = {task: Answer() for task in missing}
     deadline = time.monotonic() + seconds
-    with hold_port(cluster) as listener:
-        server = _InfoServer(listener, {**card, "task": cluster.task}, set(missing))
-        try:
-            # A task that has all answers still serves the tasks that have none yet.
-            while (missing or not server.is_done()) and time.monotonic() < deadline:
-                peers = {peer[0]: peer for peer in missing.items()}
-                answers |= for_each(peers, functools.partial(_ask, cluster.task))
-                missing = {t: a for t, a in missing.items() if not answers[t].card}
-                time.sleep(_SECONDS_BETWEEN_ROUNDS)
-        finally:
-            server.close()
+    server = _InfoServer({**card, "task": cluster.task}, set(missing))
+    with hold_port(cluster) as listener, accepting(listener, server.answer):
+        # A task that has all answers still serves the tasks that have none yet.
+        while (missing or not server.is_done()) and time.monotonic() < deadline:
+            peers = {peer[0]: peer for peer in missing.items()}
+            answers |= for_each(peers, functools.partial(_ask, cluster.task))
+            missing = {t: a for t, a in missing.items() if not answers[t].card}
+            time.sleep(_SECONDS_BETWEEN_ROUNDS)
     return answers
 
 
@@ -126,35 +122,14 @@ def _receive(connection: socket.socket) -> dict[str, Any]:
 class _InfoServer:
     """Server that sends this task's node information to every valid request."""
 
-    def __init__(
-        self, listener: socket.socket, card: Mapping[str, Any], others: set[str]
-    ):
-        self._listener = listener
+    def __init__(self, card: Mapping[str, Any], others: set[str]):
         self._card = card
         self._unanswered = others
-        self._is_closing = False
-        # `accept` returns this often, so that the thread sees that it is to end.
-        listener.settimeout(_SECONDS_BETWEEN_ROUNDS)
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
 
     def is_done(self) -> bool:
         return not self._unanswered
 
-    def close(self) -> None:
-        self._is_closing = True
-        self._thread.join()
-
-    def _serve(self) -> None:
-        while not self._is_closing:
-            try:
-                connection, _ = self._listener.accept()
-            except TimeoutError:
-                continue
-            with connection:
-                self._answer(connection)
-
-    def _answer(self, connection: socket.socket) -> None:
+    def answer(self, connection: socket.socket) -> None:
         """Answers a valid request, and ignores a port scan or a mistake."""
         try:
             asked = _receive(connection)

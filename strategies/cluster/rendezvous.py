@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -26,6 +27,7 @@ from strategies.common.errors import ClusterIncompleteError, UsageError
 
 _POLL_SECONDS = 0.1
 _SECONDS_BETWEEN_LOOKS_AT_LEADER = 0.01
+_SECONDS_BETWEEN_ACCEPTS = 0.02
 # TensorFlow waits longer for a leader that does not serve, and watchdogs end the wait.
 _SECONDS_FOR_LEADER = 5.0
 
@@ -47,9 +49,42 @@ def hold_port(cluster: Cluster) -> Iterator[socket.socket]:
             f"({error.strerror}): give each task a free port of its own machine."
         ) from error
     with listener:
-        # The kernel completes up to 64 connections without a call of `accept`.
-        listener.listen(64)
+        # The kernel completes so many connections without a call of `accept`.
+        listener.listen(socket.SOMAXCONN)
         yield listener
+
+
+@contextlib.contextmanager
+def accepting(
+    listener: socket.socket,
+    answer: Callable[[socket.socket], object] = lambda connection: None,
+) -> Iterator[None]:
+    """Accepts, answers and closes connections in a thread inside the block.
+
+    A connection that nobody accepts keeps its place with the kernel, even after the
+    other side has closed it.
+    """
+    is_over = threading.Event()
+    listener.setblocking(False)
+
+    def serve() -> None:
+        while not is_over.is_set():
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                # Nobody connects, or this process lacks file descriptors.
+                is_over.wait(_SECONDS_BETWEEN_ACCEPTS)
+                continue
+            with connection:
+                answer(connection)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def _check_own_address(cluster: Cluster) -> None:
@@ -159,7 +194,7 @@ def wait_for_cluster(cluster: Cluster, seconds: float) -> None:
       ClusterIncompleteError: a task did not come in time.
     """
     _check_own_address(cluster)
-    with hold_port(cluster):
+    with hold_port(cluster) as listener, accepting(listener):
         wait_for_tasks(cluster.peers(), seconds)
         _wait_for_leader(cluster)
 

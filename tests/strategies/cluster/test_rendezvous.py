@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
+import time
 
 import pytest
 
@@ -19,6 +21,7 @@ from strategies.cluster.spec import Cluster
 from strategies.common.errors import ClusterIncompleteError, UsageError
 from strategies.launcher.launch_config import local_cluster
 
+_TCP = socket.SOCK_STREAM
 _HAS_IPV6 = socket.has_dualstack_ipv6()
 # RFC 5737 reserves this address for documents, so no machine has it.
 _ELSEWHERE = "203.0.113.1"
@@ -110,6 +113,26 @@ def test_a_task_connects_once_the_server_of_its_leader_runs() -> None:
             task.join(timeout=10)
     assert not task.is_alive()
     assert not is_listening(own)
+
+
+def test_a_task_that_waits_accepts_any_number_of_connections() -> None:
+    """The kernel keeps a few, and a cluster may have a thousand tasks."""
+    cluster = Cluster(job="worker", addresses=local_cluster({"worker": 2}))
+    task = threading.Thread(target=wait_for_cluster, args=(cluster, 30))
+    threads = {*threading.enumerate()}
+    with contextlib.ExitStack() as stack:
+        late = stack.enter_context(bound_socket(cluster.computing[1], _TCP))
+        task.start()
+        while not is_listening(cluster.address):
+            time.sleep(0.01)
+        place = host_and_port(cluster.address)
+        for _ in range(100):
+            peer = stack.enter_context(socket.create_connection(place, timeout=10))
+        assert peer.recv(1) == b"", "each connection is accepted and closed"
+        late.listen()
+        task.join(timeout=10)
+    assert {*threading.enumerate()} <= threads
+    assert not is_listening(cluster.address)
 
 
 def test_a_leader_waits_for_no_server() -> None:
