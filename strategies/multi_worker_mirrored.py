@@ -87,10 +87,11 @@ class MultiWorkerMirrored(Strategy):
         give_up_connecting(num_tasks, _SECONDS_TO_CONNECT)
         self._start_up = StartUpWatchdog(cluster)
         self._silence_watchdog = SilenceWatchdog(cluster, config.peer_timeout_seconds)
-        with self._start_up.signals_kept():
-            self._strategy = tf.distribute.MultiWorkerMirroredStrategy(
+        self._strategy = self._start_up.call(
+            lambda: tf.distribute.MultiWorkerMirroredStrategy(
                 resolver_of(cluster), communication
             )
+        )
         make_variables_of_all_types(self._strategy)
         self._chief_values = ChiefValues(self._strategy, self._rank)
         self._num_local = self._strategy.num_replicas_in_sync // len(tasks)

@@ -9,19 +9,28 @@ for itself (xla/tsl/distributed_runtime/preemption/preemption_notifier.cc,
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import os
+import pathlib
+import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from strategies.cluster.probes import PeerProbe
 from strategies.cluster.spec import Cluster
 from strategies.cluster.watchdog_process import POLL_SECONDS, WatchdogProcess
 from strategies.common.errors import PeerLostError
-from strategies.common.signals import PASSED_ON, original, requests_to_stop
+from strategies.common.signals import requests_to_stop
 
+T = TypeVar("T")
+
+# Wakes the main thread. The system ignores this signal where nobody waits for it.
+_HAS_RETURNED = signal.SIGURG
 # A process may be unreachable for this long until TensorFlow answers at its address.
 # Another process may also find a usage error, and exit, this long before this process
 # finds the same error and reports it.
@@ -44,24 +53,37 @@ class StartUpWatchdog:
         )
         self._is_over = threading.Event()
         # A signal that is ignored would still reach a thread that waits for it.
-        self._signals = {*requests_to_stop(), *PASSED_ON.values()}
+        self._signals = requests_to_stop()
 
-    @contextlib.contextmanager
-    def signals_kept(self) -> Iterator[None]:
-        """Watches inside the block, and restores the signal handlers afterwards."""
-        # TensorFlow replaces the handler of SIGTERM inside the block.
+    def call(self, function: Callable[[], T]) -> T:
+        """Returns the result of a function, which runs in another thread.
+
+        A request to stop ends this process meanwhile. The signal handlers are restored
+        afterwards, because TensorFlow replaces that of SIGTERM.
+        """
         before = {number: signal.getsignal(number) for number in self._signals}
-        # The main thread blocks the signals, and so do all threads that it starts from
-        # here on. They stay pending then, for the thread that watches to see.
-        signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
-        threading.Thread(target=self._watch, daemon=True).start()
+        waited_for = {*self._signals, _HAS_RETURNED}
+        # Linux gives a signal to the main thread of a process if that waits for it
+        # (kernel/signal.c, `complete_signal`), and no handler is called. While the main
+        # thread only blocks it, a thread of NumPy that does not would get it.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)
         try:
-            yield
+            threading.Thread(target=self._watch, daemon=True).start()
+            with ThreadPoolExecutor(max_workers=1) as pool:
+                result = pool.submit(_once_signals_are_awaited, function)
+                wake = functools.partial(signal.pthread_kill, threading.get_ident())
+                result.add_done_callback(lambda _: wake(_HAS_RETURNED))
+                while not result.done():
+                    received = signal.sigwait(waited_for)
+                    if received in self._signals:
+                        # Not sys.exit: the other thread may be in C++ and never return.
+                        os._exit(128 + received)
+            return result.result()
         finally:
             # Handlers first: a signal that is pending arrives at once when unblocked.
             for number, handler in before.items():
                 signal.signal(number, handler)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, self._signals)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def end(self) -> None:
         """Stops the watch: TensorFlow itself reports dead tasks from here on."""
@@ -70,14 +92,6 @@ class StartUpWatchdog:
 
     def _watch(self) -> None:
         while not self._is_over.wait(POLL_SECONDS):
-            # Not signal.sigtimedwait: if it is interrupted after its time, as by the
-            # continuation of a suspended process, CPython 3.11 returns memory that
-            # nobody has written (Modules/signalmodule.c). Processes ended with 176 and
-            # 224.
-            received = self._signals & signal.sigpending()
-            if received:
-                # Not sys.exit: the main thread may be in C++ and never return.
-                os._exit(128 + original(min(received)))
             try:
                 for task in self._needed:
                     task.require()
@@ -86,3 +100,20 @@ class StartUpWatchdog:
                     # Not a buffered print: the main thread may hold its lock.
                     os.write(sys.stderr.fileno(), f"error: {error}\n".encode())
                     os._exit(PeerLostError.exit_code)
+
+
+def _once_signals_are_awaited(function: Callable[[], T]) -> T:
+    """Calls a function as soon as the main thread waits for signals.
+
+    The function may hold Python's lock, and the main thread needs that to begin.
+    """
+    status = pathlib.Path("/proc/self/status")
+    # Linux takes a signal out of the mask of a thread while the thread waits for it.
+    while status.exists() and _blocks_sigterm(status.read_text()):
+        time.sleep(0.001)
+    return function()
+
+
+def _blocks_sigterm(status: str) -> bool:
+    mask = re.search(r"^SigBlk:\s*(\w+)$", status, re.MULTILINE)
+    return mask is not None and bool(int(mask[1], 16) >> signal.SIGTERM - 1 & 1)

@@ -6,12 +6,15 @@ tests/cluster/test_task_endings.py has tasks that never start and addresses in u
 from __future__ import annotations
 
 import pathlib
+import signal
 import socket
+import sys
+import time
 
 import pytest
 
 from tests.cluster.tasks import cluster
-from tests.fault_injection.scenarios.startup import died_at_start_up
+from tests.fault_injection.scenarios.startup import FLAGS, died_at_start_up
 from tests.markers import further
 
 pytestmark = pytest.mark.cluster
@@ -32,6 +35,47 @@ def test_a_task_that_dies_when_all_have_met_is_named_by_the_others(
     for lines in others.error_lines.values():
         (line,) = lines
         assert line.startswith(others.said)
+
+
+# Task 1 takes a while between the meeting and its connection.
+_IS_LATE = """
+import pathlib, sys, time
+from strategies import multi_worker_mirrored
+
+have_met = pathlib.Path(sys.argv.pop(1))
+meet = multi_worker_mirrored.wait_for_cluster
+
+def meet_and_wait(cluster, seconds):
+    meet(cluster, seconds)
+    have_met.touch()
+    time.sleep(4)
+
+multi_worker_mirrored.wait_for_cluster = meet_and_wait
+from trainers.main import main
+sys.exit(main(["main", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.exhaustive
+def test_sigterm_ends_a_leader_that_waits_for_a_late_task(
+    tmp_path: pathlib.Path,
+) -> None:
+    """TensorFlow's handler takes SIGTERM, and threads of NumPy do not block it."""
+    flags = ("--strategy=multi_worker_mirrored", *FLAGS)
+    have_met = tmp_path / "have-met"
+    begin = {
+        # Not by `-m` alone: a process that is forked has no threads of NumPy.
+        "worker-0": [sys.executable, "-u", "-m", "trainers.main"],
+        "worker-1": [sys.executable, "-c", _IS_LATE, str(have_met)],
+    }
+    with cluster(tmp_path, {"worker": 2}, *flags, absent=tuple(begin)) as tasks:
+        for name, words in begin.items():
+            tasks.start(name, begin=words)
+        tasks.wait_until(have_met.exists, "the meeting")
+        # The leader makes its server meanwhile.
+        time.sleep(2)
+        tasks.started["worker-0"].send(signal.SIGTERM)
+        assert tasks.exit_codes() == {"worker-0": 143, "worker-1": 138}
 
 
 def test_a_port_in_use_at_another_address_of_the_machine_is_refused(
