@@ -64,13 +64,17 @@ class PeerState(enum.Enum):
     THERE = enum.auto()
 
 
-def peer_state(address: str) -> PeerState:
-    """Returns whether a gRPC server at host:port is dead, unresponsive or serving."""
+def peer_state(address: str, must_serve: bool = True) -> PeerState:
+    """Returns whether a gRPC server at host:port is dead, unresponsive or serving.
+
+    Any process that listens counts as serving without `must_serve`.
+    """
     try:
         # The kernel accepts connections for a stopped process, too. A running server
         # sends a SETTINGS frame first, without a request (RFC 9113, 3.4).
         with _connection_to(address) as connection:
-            return PeerState.THERE if connection.recv(1) else PeerState.SILENT
+            is_there = not must_serve or bool(connection.recv(1))
+            return PeerState.THERE if is_there else PeerState.SILENT
     except OSError as error:
         return PeerState.SILENT if _is_silence(error) else PeerState.GONE
 
@@ -110,6 +114,7 @@ class PeerProbe:
         address: str,
         patience_seconds: float,
         silence_seconds: float = 0.0,
+        must_serve: bool = False,
     ):
         """Starts without a check.
 
@@ -120,24 +125,25 @@ class PeerProbe:
             one server there replaces another.
           silence_seconds: Longest time without any response of the peer's machine, if
             it is more than `patience_seconds`.
+          must_serve: True if a process that listens and is suspended does not count.
         """
         self._task = task
         self._address = address
         self._patience_seconds = patience_seconds
         self._silence_seconds = max(patience_seconds, silence_seconds)
+        self._must_serve = must_serve
         self._missed_since: float | None = None
 
     def require(self) -> None:
         """Raises PeerLostError once the peer has been unreachable for too long."""
-        patience, what = self._patience_seconds, "was lost"
         started = time.monotonic()
-        try:
-            with _connection_to(self._address):
-                self._missed_since = None
-                return
-        except OSError as error:
-            if _is_silence(error):
-                patience, what = self._silence_seconds, "does not answer"
+        state = peer_state(self._address, self._must_serve)
+        if state is PeerState.THERE:
+            self._missed_since = None
+            return
+        patience, what = self._patience_seconds, "was lost"
+        if state is PeerState.SILENT:
+            patience, what = self._silence_seconds, "does not answer"
         # Time counts from the start of the first failed attempt: an attempt that times
         # out takes a second itself.
         self._missed_since = self._missed_since or started

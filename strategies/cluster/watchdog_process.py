@@ -59,7 +59,7 @@ def main() -> None:
     """
     request = json.loads(sys.argv[1])
     needed = [
-        PeerProbe(task, address, request["patience_seconds"])
+        PeerProbe(task, address, request["patience_seconds"], must_serve=True)
         for task, address in request["peers"].items()
     ]
     # A terminal sends SIGINT to all its processes. This process has to outlive the

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from strategies.cluster import watchdog_process
+from strategies.cluster.rendezvous import accepting
 from strategies.cluster.spec import Cluster
 from strategies.cluster.startup_watchdog import StartUpWatchdog
 from strategies.cluster.watchdog_process import POLL_SECONDS
@@ -54,7 +55,11 @@ HAS_STARTED = "watch.end(); time.sleep(60)"
 
 @pytest.fixture
 def peer() -> Iterator[socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        # A gRPC server speaks first.
+        accepting(listener, lambda connection: connection.send(b"SETTINGS")),
+    ):
         yield listener
 
 
@@ -98,6 +103,16 @@ def test_a_peer_that_is_gone_is_named_and_the_process_ends(
         f"error: worker-1 at 127.0.0.1:{port} was lost: start all tasks again, with "
         "--resume=auto to continue the run."
     ]
+
+
+def test_a_peer_that_is_suspended_is_named_and_the_process_ends() -> None:
+    """The kernel accepts connections for it, and the leader holds Python's lock."""
+    with socket.create_server(("127.0.0.1", 0)) as suspended:
+        process = watching(HOLDS_THE_LOCK, suspended)
+        code, errors = ended(process)
+    assert code == 138
+    assert "error: worker-1 at 127.0.0.1:" in errors
+    assert " does not answer: start all tasks again" in errors
 
 
 @pytest.mark.parametrize(
