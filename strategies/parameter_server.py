@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import pathlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -192,16 +191,22 @@ class ParameterServer(Strategy):
             self._synchronous.free_workers()
 
     def shutdown_servers(self, ending: EndingPath, exit_code: int) -> None:
+        failures: list[tf.errors.OpError] = []
         for job in self.traits.server_jobs:
             for index, address in enumerate(self._cluster.addresses[job]):
                 # Writing would never return for a worker that is suspended.
                 if not is_serving(address):
                     continue
                 path = ending(f"{job}-{index}")
-                # A worker that is just back does not know this chief yet. It exits
-                # when it sees that the chief has ended.
-                with (
-                    contextlib.suppress(*LOSSES),
-                    tf.device(f"/job:{job}/task:{index}/device:CPU:0"),
-                ):
-                    tf.io.write_file(path, str(exit_code))
+                try:
+                    with tf.device(f"/job:{job}/task:{index}/device:CPU:0"):
+                        tf.io.write_file(path, str(exit_code))
+                except LOSSES:
+                    # A worker that is just back does not know this chief yet. It exits
+                    # when it sees that the chief has ended.
+                    continue
+                except tf.errors.OpError as error:
+                    failures.append(error)
+        # A full disk of one task must not keep the others from their files.
+        if failures:
+            raise failures[0]

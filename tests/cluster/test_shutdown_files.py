@@ -7,12 +7,16 @@ import enum
 import pathlib
 import socket
 import time
+from typing import Any
 
 import pytest
+import tensorflow as tf
 
+from strategies import parameter_server
 from strategies.cluster.probes import is_serving
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import ExitCode
+from strategies.parameter_server import ParameterServer
 from tests.cluster.tasks import cluster
 from trainers.run_dir.run_dir import RunDir
 
@@ -62,3 +66,24 @@ def test_a_server_removes_the_folder_of_a_refused_run_after_the_chief_is_gone(
         server = tasks.started["ps-0"]
         assert server.exit_code() == REFUSED, server.error_lines()
         assert not tasks.run_dir.exists()
+
+
+def test_a_server_whose_disk_is_full_keeps_no_other_one_from_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    strategy: Any = object.__new__(ParameterServer)
+    addresses = {"worker": ("a:1", "b:1"), "ps": ("c:1",)}
+    strategy._cluster = Cluster(job="chief", addresses=addresses)
+    told: list[str] = []
+
+    def write(path: str, text: str) -> None:
+        if path == "worker-0":
+            message = f"{path}; No space left on device"
+            raise tf.errors.ResourceExhaustedError(None, None, message)
+        told.append(path)
+
+    monkeypatch.setattr(parameter_server, "is_serving", lambda address: True)
+    monkeypatch.setattr(tf.io, "write_file", write)
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="worker-0; No space"):
+        strategy.shutdown_servers(lambda task: task, 0)
+    assert told == ["worker-1", "ps-0"]
