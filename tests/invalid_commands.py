@@ -105,6 +105,11 @@ BEFORE_TENSORFLOW = [
     row("--global_batch_size=0", "--global_batch_size=0", "1 or more"),
     row("--steps_per_loop=0", "--steps_per_loop=0", "1 or more"),
     row("--steps_per_loop=9999999999", "--steps_per_loop=9999999999", "at most"),
+    row(
+        "--strategy=parameter_server --steps_per_loop=16385",
+        "--steps_per_loop=16385",
+        "--update=async",
+    ),
     row("--num_replicas=0 --strategy=tower", "--num_replicas=0", "1 or more"),
     row("--num_replicas=two", "--num_replicas=two", "whole numbers"),
     row("--num_replicas=2", "--num_replicas=2", "--strategy=one_device"),

@@ -17,11 +17,8 @@ import tensorflow as tf
 from strategies.common.errors import UsageError
 from strategies.common.tracing import outside_of_traces
 from strategies.inner_loop.results import Packing
+from strategies.ps import NUM_RECORDED_STEPS
 
-# More steps than are under way at once: later steps overwrite earlier ones, and a
-# closure repeats the steps that it does not find. The number is fixed, because a
-# variable of unknown shape ends its server with SIGABRT (TensorFlow 2.21).
-_NUM_ROWS = 1 << 14
 _MOST_BYTES = 4 << 30
 
 
@@ -103,7 +100,7 @@ class AppliedSteps:
         """
         with tf.device(self._server):
             steps = first_step + tf.range(tf.cast(num_steps, tf.int64))
-            commits = self._commits.sparse_read(steps % _NUM_ROWS)
+            commits = self._commits.sparse_read(steps % NUM_RECORDED_STEPS)
             is_done = tf.equal(commits[:, 0], call) & tf.equal(commits[:, 1], steps)
             # 1 up to the first step that is not done, 0 from there on.
             unbroken = tf.math.cumprod(tf.cast(is_done, tf.int32))
@@ -118,7 +115,7 @@ class AppliedSteps:
         if self._values is None:
             raise RuntimeError("values must be encoded first")
         with tf.device(self._server):
-            return self._values.sparse_read(committed[:, 1] % _NUM_ROWS)
+            return self._values.sparse_read(committed[:, 1] % NUM_RECORDED_STEPS)
 
     def read(
         self, committed: np.ndarray, values: np.ndarray
@@ -130,12 +127,14 @@ class AppliedSteps:
 
     def _variable(self, width: int, dtype: tf.DType) -> tf.Variable:
         with tf.device(self._server):
-            return tf.Variable(tf.zeros([_NUM_ROWS, width], dtype), trainable=False)
+            return tf.Variable(
+                tf.zeros([NUM_RECORDED_STEPS, width], dtype), trainable=False
+            )
 
 
 def _check_size(num_values: int) -> None:
     """Refuses more values of a step than a server keeps of all newest steps."""
-    most = _MOST_BYTES // (_NUM_ROWS * tf.float64.size)
+    most = _MOST_BYTES // (NUM_RECORDED_STEPS * tf.float64.size)
     if num_values > most:
         raise UsageError(
             f"the metrics of this model have {num_values:,} numbers in each step, and "
@@ -145,4 +144,4 @@ def _check_size(num_values: int) -> None:
 
 
 def _at(step: tf.Tensor, row: tf.Tensor) -> tf.IndexedSlices:
-    return tf.IndexedSlices(row[tf.newaxis], (step % _NUM_ROWS)[tf.newaxis])
+    return tf.IndexedSlices(row[tf.newaxis], (step % NUM_RECORDED_STEPS)[tf.newaxis])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from strategies import registry
 from strategies.common.errors import UsageError
 from strategies.common.text import as_argument
+from strategies.ps import NUM_RECORDED_STEPS
 from trainers.config import mode_checks
 from trainers.config.groups import option
 from trainers.config.program import check_program, is_left_to_program
@@ -124,6 +125,18 @@ def _check_record_steps(config: Config) -> None:
         )
 
 
+def _check_steps_per_loop(config: Config) -> None:
+    steps, most = config.length.steps_per_loop, NUM_RECORDED_STEPS
+    is_recorded = (
+        config.strategy.traits.server_jobs and not config.strategy.is_synchronous
+    )
+    if is_recorded and (steps or 0) > most:
+        raise UsageError(
+            f"--steps_per_loop={steps} does not fit --update=async, whose servers keep "
+            f"a record of the last {most} steps: give at most so many, or leave it out."
+        )
+
+
 def _check_averaged_losses(config: Config) -> None:
     if config.strategy.averaged != "losses":
         return
@@ -205,6 +218,7 @@ CHECKS: Sequence[Callable[[Config], None]] = (
     _check_emulated_network,
     _check_batch_size,
     _check_record_steps,
+    _check_steps_per_loop,
     _check_averaged_losses,
     _check_microbatches,
     _check_replica_statistics,
