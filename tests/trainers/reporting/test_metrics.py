@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import types
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+from trainers.loop.loop import StepEvent
 from trainers.reporting import metrics
-from trainers.reporting.metrics import ThroughputMeter
+from trainers.reporting.metrics import Staleness, ThroughputMeter
 from trainers.reporting.metrics_writer import last_values
 
 
@@ -62,6 +64,30 @@ def test_a_long_run_keeps_a_bounded_sample(monkeypatch: pytest.MonkeyPatch) -> N
     # Every sixteenth is kept; the first is not warm: 16, 32, 48, 64, 80, 96.
     assert meter.summary()["examples_per_second"] == 64
     assert len(meter._calls) == 7
+
+
+@pytest.mark.parametrize("counts", [{3: 1}, {0: 7, 9: 1}, {5: 2, 1: 3, 40: 4, 2: 12}])
+def test_percentiles_of_staleness_are_those_of_numpy(counts: dict[int, int]) -> None:
+    updates = np.repeat(list(counts), list(counts.values()))
+    results: Any = types.SimpleNamespace(staleness=updates, workers=None)
+    staleness = Staleness()
+    staleness(StepEvent(step=1, last_step=1, results=results, call_seconds=1.0))
+    summary = staleness.summary()
+    assert summary is not None
+    assert summary["mean"] == pytest.approx(updates.mean())
+    assert summary["max"] == updates.max()
+    for percent in (50, 95):
+        expected = np.percentile(updates, percent)
+        assert summary[f"p{percent}"] == pytest.approx(expected), percent
+        assert staleness.scalars()[f"staleness/p{percent}"] == summary[f"p{percent}"]
+
+
+def test_staleness_of_more_updates_than_fit_into_memory_is_summarized() -> None:
+    staleness = Staleness()
+    staleness._all = Counter({1: 10**15, 3: 10**15})
+    summary = staleness.summary()
+    assert summary is not None
+    assert (summary["mean"], summary["p50"], summary["p95"]) == (2, 2, 3)
 
 
 def test_an_evaluation_that_is_not_finite_takes_the_place_of_earlier_ones() -> None:
