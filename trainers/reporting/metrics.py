@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -126,17 +125,11 @@ class MetricsWindow:
         return self._num_examples / max(self._call_seconds, 1e-9)
 
     def milliseconds(self) -> dict[str, float]:
-        """Returns the average milliseconds of a step: total, input, compute and rest.
-
-        `rest` is the time in which Python starts the steps and fetches their results.
-        """
-        per_step = 1e3 / max(self._num_steps, 1)
-        return {
-            "total": self._call_seconds * per_step,
-            "input": self._input_seconds * per_step,
-            "compute": (self._step_seconds - self._input_seconds) * per_step,
-            "rest": (self._call_seconds - self._step_seconds) * per_step,
-        }
+        """Returns the average milliseconds of a step by part; see `_milliseconds`."""
+        return _milliseconds(
+            *(self._num_steps, self._call_seconds),
+            *(self._input_seconds, self._step_seconds),
+        )
 
     def sums(self) -> dict[str, Any]:
         """Returns the sums for a checkpoint, numbers or nested lists of them.
@@ -232,88 +225,133 @@ def _distribution(counts: Counter[int]) -> dict[str, Any]:
     }
 
 
-# A run of days has millions of calls, and a call of 2,500 short steps takes 20 KB.
-MOST_KEPT_CALLS = 1 << 12
+# As long as the longest calls of a strategy, which end with many updates at once.
+WINDOW_SECONDS = 0.5
+# A run of days has a million windows, and one of 5,000 short steps takes 160 KB.
+MOST_KEPT_WINDOWS = 1 << 9
 
 
 class ThroughputMeter:
     """Step times and speed of a run, without the first calls of each fit. A callback.
 
+    The speed is that of the median window of consecutive steps. All windows are equally
+    long, because long ones have more of the rare slow steps. So runs of equal steps
+    have an equal speed, also if the calls of one of them have more steps.
+
     A run without a program is one fit. If all fits are as short as that, the calls of
-    all of them count but the first. All calls count up to `MOST_KEPT_CALLS`, and then
-    every second, fourth and so on.
+    all of them count but the first two. All windows count up to `MOST_KEPT_WINDOWS`,
+    and then every second, fourth and so on.
     """
 
     def __init__(self) -> None:
-        self._calls: list[_Call] = []
         self._num_calls = 0
         self._num_calls_of_fit = 0
-        # One in so many calls is kept.
+        self._is_warm = False
+        self._forget()
+
+    def _forget(self) -> None:
+        self._windows: list[np.ndarray] = []
+        self._num_windows = 0
+        # One in so many windows is kept.
         self._stride = 1
+        # Steps since the last window.
+        self._steps: list[np.ndarray] = []
+        self._seconds = 0.0
 
     def begin(self) -> None:
         """Begins a fit."""
         self._num_calls_of_fit = 0
 
     def __call__(self, report: StepEvent) -> None:
-        call, self._num_calls = self._num_calls, self._num_calls + 1
+        self._num_calls += 1
         self._num_calls_of_fit += 1
-        if call % self._stride:
+        is_warm = self._num_calls_of_fit > WARM_UP_CALLS
+        if self._is_warm and not is_warm:
             return
-        results, seconds = report.results, report.call_seconds
-        self._calls.append(
-            _Call(
-                examples_per_second=float(results.sums["examples"].sum()) / seconds,
-                milliseconds_per_step=1e3 * seconds / max(results.applied_steps, 1),
-                step_seconds=results.step_seconds,
-                is_warm=self._num_calls_of_fit > WARM_UP_CALLS,
-            )
-        )
-        if len(self._calls) > MOST_KEPT_CALLS:
-            self._stride *= 2
-            del self._calls[1::2]
+        # At least one call remains, a later one.
+        if is_warm > self._is_warm or self._num_calls <= WARM_UP_CALLS + 1:
+            self._forget()
+        self._is_warm = is_warm
+        self._steps.append(_steps_of(report))
+        self._seconds += report.call_seconds
+        while self._seconds >= WINDOW_SECONDS:
+            self._end_window()
 
-    @property
-    def milliseconds_per_step(self) -> float:
-        """Time of a step in the call of the median speed.
+    def _end_window(self) -> None:
+        steps = np.concatenate(self._steps)
+        end = int(np.searchsorted(steps[:, 1].cumsum(), WINDOW_SECONDS)) + 1
+        self._steps, self._seconds = [steps[end:]], float(steps[end:, 1].sum())
+        if self._num_windows % self._stride == 0:
+            self._windows.append(steps[:end])
+        self._num_windows += 1
+        if len(self._windows) > MOST_KEPT_WINDOWS:
+            self._stride *= 2
+            del self._windows[1::2]
+
+    def summary(self) -> dict[str, Any]:
+        """Returns the speed and milliseconds of a step, of single ones and the average.
 
         Percentiles of single steps are misleading under asynchronous updates, which
         come in bursts and end together at the end of each call. With 8 workers on 2
         cores the median time between two updates was 1.2 ms, and the mean 11.5 ms.
         """
-        return self._median_call.milliseconds_per_step
-
-    @property
-    def _median_call(self) -> _Call:
-        # One call, and no mean of two: its speed and its time belong together.
-        calls = sorted(self._measured, key=lambda call: -call.examples_per_second)
-        return calls[(len(calls) - 1) // 2]
-
-    @property
-    def _measured(self) -> list[_Call]:
-        # At least one call remains.
-        skip = min(WARM_UP_CALLS, max(len(self._calls) - 1, 0))
-        return [call for call in self._calls if call.is_warm] or self._calls[skip:]
-
-    def summary(self) -> dict[str, Any]:
-        """Returns the median speed over calls and percentiles of the step times."""
-        if not self._calls:
+        if not self._steps:
             return {"examples_per_second": None, "step_milliseconds": None}
-        seconds = np.concatenate([call.step_seconds for call in self._measured])
-        percentiles = np.percentile(1e3 * seconds, (50, 90, 99))
+        unfinished = np.concatenate(self._steps)
+        step_seconds = np.concatenate([*self._windows, unfinished])[:, 3]
+        percentiles = map(float, np.percentile(1e3 * step_seconds, (50, 90, 99)))
+        # One window, and no mean of two: its speed and its times belong together.
+        windows = sorted(
+            self._windows or [unfinished], key=lambda steps: -_speed_of(steps)
+        )
+        median = windows[(len(windows) - 1) // 2]
         return {
-            "examples_per_second": self._median_call.examples_per_second,
-            "step_milliseconds": dict(
-                zip(("p50", "p90", "p99"), map(float, percentiles), strict=True)
-            ),
+            "examples_per_second": _speed_of(median),
+            "step_milliseconds": {
+                **dict(
+                    zip(("p50", "p90", "p99"), map(float, percentiles), strict=True)
+                ),
+                **_milliseconds(len(median), *median[:, 1:].sum(axis=0)),
+            },
         }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Call:
-    """Speed of a call of the inner loop, and the duration of each of its steps."""
+def _steps_of(report: StepEvent) -> np.ndarray:
+    """Returns examples, seconds, and seconds of input and with input, [steps, 4].
 
-    examples_per_second: float
-    milliseconds_per_step: float
-    step_seconds: np.ndarray
-    is_warm: bool
+    The seconds add up to the time of the call.
+    """
+    results = report.results
+    shares = results.step_seconds
+    if results.workers is not None:
+        # In the order of workers, not of time.
+        shares = np.ones_like(shares)
+    seconds = report.call_seconds * shares / max(shares.sum(), 1e-9)
+    return np.stack(
+        [
+            *(results.sums["examples"], seconds),
+            *(results.input_seconds, results.step_seconds),
+        ],
+        axis=1,
+    )
+
+
+def _speed_of(steps: np.ndarray) -> float:
+    examples, seconds = steps[:, :2].sum(axis=0)
+    return float(examples / max(seconds, 1e-9))
+
+
+def _milliseconds(
+    num_steps: int, call_seconds: float, input_seconds: float, step_seconds: float
+) -> dict[str, float]:
+    """Returns the average milliseconds of a step: total, input, compute and rest.
+
+    `rest` is the time in which Python starts the steps and fetches their results.
+    """
+    seconds = {
+        "total": call_seconds,
+        "input": input_seconds,
+        "compute": step_seconds - input_seconds,
+        "rest": call_seconds - step_seconds,
+    }
+    return {name: 1e3 * float(s) / max(num_steps, 1) for name, s in seconds.items()}

@@ -188,7 +188,7 @@ def print_final_summary(
     if speed["step_milliseconds"]:
         console.say(
             f"speed     {speed['examples_per_second']:,.1f} examples/s, "
-            f"{metrics.process.throughput.milliseconds_per_step:.2f} ms/step"
+            f"{speed['step_milliseconds']['total']:.2f} ms/step"
         )
     idle = metrics.run_idle.in_words()
     if idle is not None:

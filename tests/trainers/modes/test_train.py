@@ -96,6 +96,8 @@ def test_result_holds_what_the_schema_asks_for(run: Run) -> None:
     assert set(result["peak_memory_mib"]) == {"chief-0"}
     milliseconds = result["throughput"]["step_milliseconds"]
     assert 0 < milliseconds["p50"] <= milliseconds["p90"] <= milliseconds["p99"]
+    parts = (milliseconds[name] for name in ("input", "compute", "rest"))
+    assert sum(parts) == pytest.approx(milliseconds["total"])
 
 
 def test_seconds_add_up_to_no_more_than_the_run_took(run: Run) -> None:
