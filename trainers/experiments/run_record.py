@@ -16,6 +16,8 @@ from trainers.run_dir.run_dir import RunDir
 
 # Deterministic outcomes: a rerun would end the same way.
 _FINAL = ("completed", "diverged")
+# Of the average step in result.json; the first is the sum of the others.
+PARTS_OF_A_STEP = ("total", "input", "compute", "rest")
 _ALWAYS = ("eval_loss", "eval_accuracy")
 # The seconds of a run that was interrupted are those of its last process, and what was
 # measured from outside includes steps that were lost.
@@ -82,7 +84,7 @@ class Run:
         result = self.result
         lengths = {
             p: _at(result, "throughput", "step_milliseconds", p)
-            for p in ("p50", "p90", "p99")
+            for p in ("p50", "p90", "p99", *PARTS_OF_A_STEP)
         }
         values = {
             "examples_per_second": _at(result, "throughput", "examples_per_second"),

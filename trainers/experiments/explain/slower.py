@@ -8,23 +8,22 @@ from typing import Any
 import numpy as np
 
 from strategies.common.errors import UsageError
-from trainers.experiments.explain.breakdown import PHASES, read_breakdown
-from trainers.experiments.run_record import Run
+from trainers.experiments.explain.breakdown import PHASES, WITHIN_A_STEP, read_breakdown
+from trainers.experiments.run_record import PARTS_OF_A_STEP, Run
 
-# Kinds in result.json, of which train includes input, and their names for people.
-_OUTSIDE_OF_STEPS = {kind: PHASES[kind] for kind in ("summary", "eval", "checkpoint")}
-_KINDS = {"input": "input", "rest": "training without input", **_OUTSIDE_OF_STEPS}
-# Keras's `fit` does not know its input from the rest.
-_WITHOUT_INPUT = {"train": "training", **_OUTSIDE_OF_STEPS}
+_PHASES_OF_COMPUTE = [phase for phase in WITHIN_A_STEP if phase != "input"]
+# The last batch of an epoch may be smaller.
+_SAME_BATCHES = 1.05
 
 
 def slower_arms(
     conclusion: Mapping[str, Any], runs: Sequence[Run]
 ) -> list[dict[str, Any]]:
-    """Returns each arm that is slower than the control, with milliseconds a step.
+    """Returns each arm that is slower than the control, with the time of a step.
 
-    Slower is what the verdict on its speed says. The seconds of an interrupted run do
-    not cover all its steps. `conclusion` is the content of comparison.json.
+    Slower is what the verdict on its speed says. The times are of the steps of that
+    speed, which no work between steps is in, and times of an example if batches differ.
+    `conclusion` is the content of comparison.json.
     """
     control = conclusion["control"]
     found = []
@@ -33,28 +32,22 @@ def slower_arms(
         if not _is_slower(comparison):
             continue
         own, other = (
-            [
-                _milliseconds(run)
-                for run in runs
-                if run.arm == arm and run.is_completed and not run.was_interrupted
-            ]
+            [run for run in runs if run.arm == arm and run.is_completed]
             for arm in (name, control)
         )
-        if not (own and other):
+        times, unit = _times([*own, *other])
+        if not times:
             continue
-        # Phases within steps only if all runs have them.
-        by_phase = [phases for _, phases in (*own, *other)]
-        kind = 1 if all(by_phase) else 0
-        names = PHASES if kind else _KINDS
-        if not kind and not all(run["input"] for run, _ in (*own, *other)):
-            names = _WITHOUT_INPUT
-        means = [
-            {k: float(np.mean([run[kind][k] for run in arm])) for k in names}
-            for arm in (own, other)
+        rows = [
+            (
+                kind,
+                float(np.mean([time[kind] for time in times[: len(own)]])),
+                float(np.mean([time[kind] for time in times[len(own) :]])),
+            )
+            for kind in times[0]
         ]
-        rows = [(names[k], means[0][k], means[1][k]) for k in names]
         most = max(rows, key=lambda row: row[1] - row[2])
-        found.append({"arm": name, "rows": rows, "most": most[0]})
+        found.append({"arm": name, "unit": unit, "rows": rows, "most": most[0]})
     return found
 
 
@@ -66,18 +59,48 @@ def _is_slower(comparison: Mapping[str, Any]) -> bool:
     )
 
 
-def _milliseconds(run: Run) -> tuple[dict[str, float], dict[str, float]]:
-    """Returns the milliseconds of a step by kind, and by phase if there are any."""
-    seconds, steps = run.result["seconds"], max(run.result.get("steps") or 1, 1)
-    rest = seconds["train"] - seconds["input"]
-    by_kind = {k: 1e3 * s / steps for k, s in {**seconds, "rest": rest}.items()}
+def _times(runs: Sequence[Run]) -> tuple[list[dict[str, float]], str]:
+    """Returns the time of a step of each run by kind, and its unit.
+
+    There is none unless all runs know their input from the rest: the `fit` of Keras
+    does not, and neither do results of earlier versions.
+    """
+    parts, num_examples = [], []
+    for run in runs:
+        figures = run.figures(None)
+        speed = figures["examples_per_second"]
+        part = {k: figures[f"step_milliseconds_{k}"] or 0.0 for k in PARTS_OF_A_STEP}
+        if not (speed and part["input"] and part["total"]):
+            return [], ""
+        parts.append(part)
+        num_examples.append(1e-3 * part["total"] * speed)
+    unit, factors = "milliseconds a step", [1.0] * len(runs)
+    if max(num_examples) > _SAME_BATCHES * min(num_examples):
+        unit, factors = "microseconds an example", [1e3 / n for n in num_examples]
+    shares = [_shares_of_compute(run) for run in runs]
+    if not all(shares):
+        # Phases only if all runs have them.
+        shares = [{"steps without input": 1.0} for _ in runs]
+    return [
+        {
+            PHASES["input"]: factor * part["input"],
+            **{name: factor * part["compute"] * s for name, s in share.items()},
+            PHASES["python"]: factor * part["rest"],
+        }
+        for part, factor, share in zip(parts, factors, shares, strict=True)
+    ], unit
+
+
+def _shares_of_compute(run: Run) -> dict[str, float]:
+    """Returns shares of the time of steps without input by phase, if they are known."""
     try:
         replicas = read_breakdown(run.path).replicas
     # A run without the setting, or one of a few steps.
     except (UsageError, OSError, ValueError):
-        return by_kind, {}
-    return by_kind, {
-        phase: 1e3
-        * float(np.mean([r.seconds[phase] / r.task["num_steps"] for r in replicas]))
-        for phase in PHASES
+        return {}
+    seconds = {
+        PHASES[phase]: sum(replica.seconds[phase] for replica in replicas)
+        for phase in _PHASES_OF_COMPUTE
     }
+    total = sum(seconds.values()) or 1.0
+    return {name: part / total for name, part in seconds.items()}

@@ -49,6 +49,7 @@ def make_run(
         **{"train_steps": 20, "seed": seed, "run_dir": str(path), **settings}
     )
     traits = registry.traits(config.strategy.strategy)
+    milliseconds = 1e3 * config.length.global_batch_size / speed
     seconds = {"startup": 3.0, "trace": 0.5, "input": 0.1, "train": 1.0}
     result = {
         "schema_version": 1,
@@ -67,9 +68,13 @@ def make_run(
         "throughput": {
             "examples_per_second": speed,
             "step_milliseconds": {
-                "p50": 64e3 / speed,
-                "p90": 7e4 / speed,
+                "p50": milliseconds,
+                "p90": 1.1 * milliseconds,
                 "p99": 100.0,
+                "total": milliseconds,
+                "input": 0.1 * milliseconds,
+                "compute": 0.8 * milliseconds,
+                "rest": 0.1 * milliseconds,
             },
         },
         "seconds": {**seconds, "eval": 0.1, "checkpoint": 0.1, "summary": 0.1},
