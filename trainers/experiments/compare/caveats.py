@@ -49,9 +49,19 @@ def remarks_on(
 
 
 def remarks_on_target(by_arm: RunsByArm, accuracy: float | None) -> list[str]:
-    """Returns a remark on each arm that did not reach the target in all its runs."""
+    """Returns a remark on each arm that did not reach the target in all its runs.
+
+    There is one for all arms if no model has the metric.
+    """
     if accuracy is None:
         return []
+    every = [run for runs in by_arm.values() for run in runs if run.is_completed]
+    if every and not any(run.curve("eval_accuracy") for run in every):
+        others = sorted({name for run in every for name in run.other_metrics()})
+        return [
+            f"There is no time to the target accuracy {accuracy:g}, because no run has "
+            f"eval_accuracy: they have {', '.join(['eval_loss', *others])}."
+        ]
     remarks = []
     for arm, runs in by_arm.items():
         completed = [

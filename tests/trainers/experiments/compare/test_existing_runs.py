@@ -427,6 +427,24 @@ def test_runs_that_do_not_reach_the_target_are_said_to_be_left_out(
     )
 
 
+def test_a_target_without_accuracy_is_no_failure_of_an_arm(
+    tmp_path: pathlib.Path,
+) -> None:
+    one = make_arm(tmp_path / "one", SPEEDS)
+    two = make_arm(tmp_path / "two", SPEEDS, strategy="tower")
+    for path in tmp_path.glob("*/*/result.json"):
+        result = json.loads(path.read_text("utf-8"))
+        result["final"] |= {"eval_accuracy": None, "eval_binary_accuracy": 0.99}
+        path.write_text(json.dumps(result), "utf-8")
+        (path.parent / "metrics.jsonl").write_text("")
+    target = ("--set=comparison.target_accuracy=0.9",)
+    assert compare(tmp_path, one, two, flags=target) == 0
+    (remark,) = (r for r in concluded(tmp_path)["remarks"] if "target" in r)
+    assert "no run has eval_accuracy" in remark
+    assert "eval_binary_accuracy" in remark
+    assert "0 of" not in remark
+
+
 def test_what_a_program_decides_is_not_what_is_given(
     tmp_path: pathlib.Path,
 ) -> None:
