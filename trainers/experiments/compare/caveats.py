@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from strategies.common.text import as_argument
+from strategies.common.text import as_argument, plural
 from trainers.config.comparison import FEWEST_SEEDS, HELD_FIXED
 from trainers.experiments.arms import Arm
 from trainers.experiments.compare.comparisons import RunsByArm
+from trainers.experiments.run_record import Run
 
 # Fraction of the cores that other programs may use without a remark.
 _MOST_OTHERS = 0.1
@@ -38,6 +39,13 @@ def remarks_on(
                     "speed is that of its last process, and it has no times of the "
                     "whole run."
                 )
+            if run.is_completed and (count := run.result.get("rollbacks")):
+                remarks.append(
+                    f"{arm} with seed {run.seed} went back to a checkpoint {count} "
+                    f"{plural('time', count)}, each time with half the learning rate: "
+                    "its times have steps in them that were lost."
+                )
+        remarks += _remarks_on_missing_metrics(arm, runs)
     completed = {a: sum(r.is_completed for r in runs) for a, runs in by_arm.items()}
     few = [arm for arm, count in completed.items() if 0 < count < FEWEST_SEEDS]
     if few:
@@ -46,6 +54,21 @@ def remarks_on(
             f"{FEWEST_SEEDS}; give a higher --seeds."
         )
     return remarks + _remarks_on_the_machine(by_arm)
+
+
+def _remarks_on_missing_metrics(arm: str, runs: Sequence[Run]) -> list[str]:
+    """Returns a remark on each metric that only some completed runs of an arm have."""
+    figures = {run.seed: run.figures(None) for run in runs if run.is_completed}
+    missing: dict[str, list[str]] = {}
+    for name in dict.fromkeys(name for row in figures.values() for name in row):
+        seeds = [str(s) for s, row in figures.items() if row.get(name) is None]
+        if name.startswith(("eval_", "train_loss")) and 0 < len(seeds) < len(figures):
+            missing[name] = seeds
+    return [
+        f"{arm} has no {name} with {plural('seed', len(seeds))} {', '.join(seeds)}: "
+        "its mean and its differences leave them out."
+        for name, seeds in missing.items()
+    ]
 
 
 def remarks_on_target(by_arm: RunsByArm, accuracy: float | None) -> list[str]:

@@ -318,6 +318,25 @@ def test_a_damaged_run_costs_no_more_than_itself(
     assert verdict_of(tmp_path).startswith("faster by 2.0")
 
 
+def test_runs_that_went_back_and_metrics_that_are_missing_are_remarked_upon(
+    tmp_path: pathlib.Path,
+) -> None:
+    one = make_arm(tmp_path / "one", SPEEDS)
+    two = make_arm(tmp_path / "two", SPEEDS, strategy="tower")
+    for seed, change in {
+        1: {"rollbacks": 2},
+        2: {"final": {"eval_accuracy": 0.9, "eval_loss": None, "train_loss": 0.3}},
+        4: {"final": {"eval_accuracy": 0.9, "train_loss": 0.3}, "rollbacks": 1},
+    }.items():
+        path = tmp_path / "two" / f"seed-{seed}" / "result.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert compare(tmp_path, one, two) == 0
+    back, again, missing = concluded(tmp_path)["remarks"]
+    assert back.startswith("two with seed 1 went back to a checkpoint 2 times, ")
+    assert again.startswith("two with seed 4 went back to a checkpoint 1 time, ")
+    assert missing.startswith("two has no eval_loss with seeds 2, 4: ")
+
+
 def test_a_busy_machine_is_remarked_upon(tmp_path: pathlib.Path) -> None:
     busy = {"other_busy_cores": 1.5, "wall_seconds": 9.0, "peak_memory_mib": 800.0}
     one = make_arm(tmp_path / "one", SPEEDS, measured=busy)
