@@ -68,7 +68,11 @@ def constants_of(reference: Recording) -> Collection[str]:
         return ()
     ended = reference.read(last).layer_state
     began = reference.read(1).layer_state
-    return {name for name in began if np.array_equal(began[name], ended[name])}
+    return {
+        name
+        for name in began
+        if np.array_equal(began[name], ended[name], equal_nan=True)
+    }
 
 
 def agreement(
@@ -150,7 +154,7 @@ def _by_variable(
 
 def _relative(found: np.ndarray, expected: np.ndarray, smallest: float) -> float:
     """Returns |found - expected| / |expected|; zero if equal, infinite if undefined."""
-    if np.array_equal(found, expected):
+    if np.array_equal(found, expected, equal_nan=True):
         return 0.0
     if found.shape != expected.shape:
         return np.inf
@@ -166,7 +170,7 @@ def _is_identical(found: RecordedStep, expected: RecordedStep) -> bool:
         (found.loss, found.examples) == (expected.loss, expected.examples)
         and all(getattr(found, g).keys() == getattr(expected, g).keys() for g in groups)
         and all(
-            np.array_equal(getattr(found, group)[name], value)
+            np.array_equal(getattr(found, group)[name], value, equal_nan=True)
             for group in groups
             for name, value in getattr(expected, group).items()
         )

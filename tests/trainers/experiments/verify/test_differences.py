@@ -65,6 +65,19 @@ def test_an_infinite_mask_hides_no_difference_beside_it() -> None:
     assert found.variable == "mean"
 
 
+def test_state_that_is_not_set_yet_is_equal_to_itself(tmp_path: pathlib.Path) -> None:
+    reference = Recording(tmp_path)
+    for step in (1, 2):
+        reference.write(step, changed(layer_state={"unset": np.array([1.0, np.nan])}))
+    expected = reference.read(2)
+    found = agreement(2, reference.read(2), expected)
+    assert found.identical
+    assert found.quantities()["weights"].relative == 0
+    assert constants_of(reference) == {"unset"}
+    set_ = changed(layer_state={"unset": np.array([1.0, 2.0])})
+    assert agreement(2, set_, expected).quantities()["weights"].relative == math.inf
+
+
 def test_a_constant_hides_no_difference_beside_it(tmp_path: pathlib.Path) -> None:
     reference = Recording(tmp_path)
     for step, mean in ((1, [3.0, 4.0]), (2, [6.0, 8.0])):
