@@ -108,11 +108,11 @@ def value_for_all(arms: Sequence[Sequence[Trial]], steps: int) -> float | None:
         {t.value: loss for t in trials if (loss := t.losses.get(steps)) is not None}
         for trials in arms
     ]
-    # Values that each arm could have; a negative loss is in no such ratio.
-    good = [
-        {v for v, loss in losses.items() if loss <= (1 + _NOISE) * min(losses.values())}
-        for losses in by_arm
-    ]
+    # Values that each arm could have.
+    good = []
+    for losses in by_arm:
+        least = min(losses.values())
+        good.append({v for v, x in losses.items() if x - least <= _NOISE * abs(least)})
     return min(
         sorted(set.intersection(*good)),
         key=lambda value: math.fsum(losses[value] for losses in by_arm),

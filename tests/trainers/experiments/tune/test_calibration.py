@@ -240,6 +240,11 @@ def test_arms_with_different_best_values_keep_them() -> None:
     near = [Trial(0.01, {8: 0.14}), Trial(0.1, {8: 0.1})]
     assert value_for_all([low, near], 8) == 0.01
     assert value_for_all([low, [Trial(0.1, {8: 0.1})]], 8) is None
+    # Losses may be negative: a rate is as good up to half of the lowest loss above it.
+    first = [Trial(0.001, {8: -10.0}), Trial(0.01, {8: -9.99}), Trial(1.0, {8: -4.0})]
+    second = [Trial(0.001, {8: -9.9}), Trial(0.01, {8: -10.01}), Trial(1.0, {8: -9.0})]
+    assert value_for_all([first, second], 8) == 0.01
+    assert value_for_all([first, [Trial(1.0, {8: -9.0})]], 8) is None
 
 
 def test_a_run_that_did_not_complete_loses_and_ties_go_to_the_nearer() -> None:
