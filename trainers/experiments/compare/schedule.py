@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from collections.abc import Iterable, Sequence
 
 from trainers.config.config import Config
@@ -41,13 +40,14 @@ def schedule(arms: Sequence[Arm], seeds: Iterable[int]) -> list[Turn]:
     """Returns a warm-up of every arm, then for each seed a run of every arm.
 
     All arms of a seed run close together, because they are compared by seed: a machine
-    that becomes slower affects all arms alike. Within a seed their order is shuffled,
-    so that no arm profits from always being first. The order depends on the seed only;
-    a comparison that is resumed keeps it.
+    that becomes slower affects all arms alike. In as many seeds as there are arms each
+    arm has each place once, and in the next as many the order is reversed, so that none
+    profits from being first more often, or from following the same arm. The order
+    depends on the seed only; a comparison that is resumed keeps it.
     """
     turns = [Turn(arm, None) for arm in arms]
     for seed in seeds:
-        # A generator per seed: more seeds do not change the order of earlier ones.
-        shuffled = random.Random(seed).sample(arms, len(arms))
-        turns += [Turn(arm, seed) for arm in shuffled]
+        rounds, first = divmod(seed, len(arms))
+        rotated = [*arms[first:], *arms[:first]]
+        turns += [Turn(arm, seed) for arm in rotated[:: -1 if rounds % 2 else 1]]
     return turns

@@ -104,5 +104,5 @@ def test_other_initial_weights_are_refused_after_the_first_seed(
         strategies = "--strategies=one_device,tower"
         done = compare("--mode=compare", strategies, "--seeds=3", "--run_dir=out")
     assert done.returncode == 2, done.stderr
-    assert "with seed 0 tower and one_device began with different" in done.stderr
+    assert "with seed 0 one_device and tower began with different" in done.stderr
     assert len(list(tmp_path.glob("out/runs/*/*/result.json"))) == 2

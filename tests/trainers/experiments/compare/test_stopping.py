@@ -146,6 +146,21 @@ def test_a_warm_up_is_a_line_without_a_terminal(
     assert capsys.readouterr().out == "run   1/2 | tower, warm-up | 0 s\n"
 
 
+@pytest.mark.parametrize("num_arms", [1, 2, 3, 5])
+@pytest.mark.parametrize("first_seed", [0, 1, 7])
+def test_each_arm_has_each_place_equally_often(num_arms: int, first_seed: int) -> None:
+    arms = [Arm(name=str(index), config=Config()) for index in range(num_arms)]
+    seeds = range(first_seed, first_seed + 2 * num_arms)
+    turns = [t for t in schedule(arms, seeds) if t.seed is not None]
+    names = np.array([turn.arm.name for turn in turns]).reshape(-1, num_arms)
+    for place in names.T:
+        assert list(np.unique(place, return_counts=True)[1]) == [2] * num_arms
+    # More seeds do not change the order of earlier ones.
+    assert list(names[0]) == [
+        turn.arm.name for turn in schedule(arms, [first_seed])[num_arms:]
+    ]
+
+
 def test_a_terminal_of_80_columns_shows_the_state_of_20_seeds() -> None:
     progress = Progress(Console())
     arms = [Arm(name=name, config=Config()) for name in ("one_device", "tower-async")]
