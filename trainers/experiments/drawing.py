@@ -56,6 +56,14 @@ def drawn(draw: Callable[..., None], *content: Any, height: float) -> str:
     return drawing.replace(_INK, "currentColor")
 
 
+def plain(name: str) -> str:
+    """Returns a name for a drawing; text between two dollar signs would be a formula.
+
+    Numbers on logarithmic axes are formulas.
+    """
+    return name.replace("$", r"\$")
+
+
 def draw_ratios(axes: Axes, shown: Sequence[Mapping[str, Any]]) -> None:
     """Draws ratios to the control with their intervals, a row for each arm."""
     for row, comparison in enumerate(shown):
@@ -63,7 +71,7 @@ def draw_ratios(axes: Axes, shown: Sequence[Mapping[str, Any]]) -> None:
         axes.plot([low, high], [row, row], color=COLOURS[0], linewidth=2)
         axes.plot([middle], [row], "o", color=COLOURS[0])
     axes.axvline(1, color="grey", linewidth=1)
-    axes.set_yticks(range(len(shown)), [c["arm"] for c in shown])
+    axes.set_yticks(range(len(shown)), [plain(c["arm"]) for c in shown])
     # The first arm is at the top.
     axes.set_ylim(len(shown) - 0.5, -0.5)
     ends = [1.0, *(end for c in shown for end in c["interval"])]

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from trainers.experiments.compare.comparisons import RunsByArm
-from trainers.experiments.drawing import COLOURS, draw_ratios, drawn
+from trainers.experiments.drawing import COLOURS, draw_ratios, drawn, plain
 from trainers.experiments.run_record import Run
 
 _PHASES = ("startup", "trace", "input", "compute", "eval", "checkpoint", "summary")
@@ -26,7 +26,9 @@ def charts_of(
     `conclusion` is the content of comparison.json.
     """
     names = [arm["name"] for arm in conclusion["arms"] if arm["num_completed"]]
-    by_arm = {a: [r for r in runs if r.arm == a and r.is_completed] for a in names}
+    by_arm = {
+        plain(a): [r for r in runs if r.arm == a and r.is_completed] for a in names
+    }
     if not by_arm:
         return []
     speeds = [
@@ -48,7 +50,9 @@ def _draw_speeds(
     """Draws each arm's speed relative to the control's, with its interval."""
     if speeds:
         draw_ratios(figure.subplots(), speeds)
-        figure.axes[0].set_xlabel(f"examples per second, as a multiple of {control}")
+        figure.axes[0].set_xlabel(
+            f"examples per second, as a multiple of {plain(control)}"
+        )
 
 
 def _draw_curves(figure: Figure, runs: RunsByArm) -> None:

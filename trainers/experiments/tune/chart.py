@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from trainers.experiments.drawing import COLOURS, drawn
+from trainers.experiments.drawing import COLOURS, drawn, plain
 from trainers.experiments.tune.report_part import words_of_arms, words_of_differences
 
 
@@ -65,7 +65,7 @@ def _draw_arm(axes: Axes, rungs: Any, arm: Mapping[str, Any], colour: str) -> No
             color=colour,
             alpha=(index + 1) / len(rungs),
             # One entry of the legend for each arm.
-            label=arm["name"] if index == len(rungs) - 1 else None,
+            label=plain(arm["name"]) if index == len(rungs) - 1 else None,
         )
         # At the lower edge, because there is no loss.
         edge = axes.get_xaxis_transform()

@@ -193,6 +193,22 @@ def test_arms_and_their_names_follow_from_what_ran(tmp_path: pathlib.Path) -> No
     )
 
 
+def test_names_of_arms_are_text_in_charts_and_tables(tmp_path: pathlib.Path) -> None:
+    """Two dollar signs would be a formula, which ended the command with a traceback."""
+    for name in ("a_$^$", "b|c"):
+        make_arm(tmp_path / "runs" / name[0], SPEEDS, tensorboard_dir=f"/{name}")
+    for path in tmp_path.glob("runs/*/*/result.json"):
+        result = json.loads(path.read_text())
+        result["final"]["eval_p|r"] = 0.5
+        path.write_text(json.dumps(result))
+    assert compare(tmp_path, str(tmp_path / "runs"), has_charts=True) == 0
+    assert "a_$^$<" in (tmp_path / "out" / "report.html").read_text("utf-8")
+    text = (tmp_path / "out" / "report.md").read_text("utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(rows) == 4
+    assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
+
+
 def test_the_control_is_the_arm_on_one_device_not_the_model_in_stages(
     tmp_path: pathlib.Path,
 ) -> None:
