@@ -191,19 +191,22 @@ def _report(
     conclusion["remarks"] += [loss.in_words() for loss in compared.ended.losses]
     for arm in conclusion["arms"]:
         arm["command"] = compared.commands.get(arm["name"])
-    shown: object = folder.event_dir(config) or folder.runs
+    shown: object | None = folder.event_dir(config) or folder.runs
     if not compared.commands:
         folders = [run.path.absolute() for run in compared.ended.runs]
         shown = os.path.commonpath(folders)
+        # Of runs on two disks, all of both.
+        if shown == os.path.dirname(shown):
+            shown = None
     conclusion = {
         "title": f"Comparison of {', '.join(arm.name for arm in compared.arms)}",
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "machines": machines_of(compared.ended.runs),
         "commits": commits_of(compared.ended.runs),
         "command": command_again(config, folder.path),
-        "tensorboard": shlex.join(
-            ["tensorboard", f"--logdir={shown}", "--host=localhost"]
-        ),
+        "tensorboard": ""
+        if shown is None
+        else shlex.join(["tensorboard", f"--logdir={shown}", "--host=localhost"]),
         "shared_cores": _shared_cores(compared.ended.runs),
         "stopping": compared.ended.stopping,
         "tuning": compared.tuning,
@@ -223,7 +226,8 @@ def _report(
         console.item("note", remark)
     console.item("report", folder.path / "report.html")
     # Not that of the report, which may be read in another environment.
-    console.item("view", tensorboard_command(shown))
+    if shown is not None:
+        console.item("view", tensorboard_command(shown))
 
 
 def _shared_cores(runs: Sequence[Run]) -> int | None:

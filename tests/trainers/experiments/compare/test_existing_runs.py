@@ -6,6 +6,7 @@ import json
 import pathlib
 import re
 import sys
+import tempfile
 from typing import Any
 
 import jsonschema
@@ -207,6 +208,18 @@ def test_names_of_arms_are_text_in_charts_and_tables(tmp_path: pathlib.Path) -> 
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len(rows) == 4
     assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
+
+
+def test_no_command_makes_tensorboard_read_a_whole_disk(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = make_arm(tmp_path / "one", SPEEDS)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as other:
+        two = make_arm(pathlib.Path(other) / "two", SPEEDS, strategy="tower")
+        assert compare(tmp_path, one, two) == 0
+    assert concluded(tmp_path)["tensorboard"] == ""
+    assert "logdir" not in (tmp_path / "out" / "report.html").read_text("utf-8")
+    assert "logdir" not in capsys.readouterr().out
 
 
 def test_the_control_is_the_arm_on_one_device_not_the_model_in_stages(
