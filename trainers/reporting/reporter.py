@@ -32,7 +32,7 @@ from trainers.reporting.result import Origin, build_result, versions
 from trainers.reporting.tracking.tracking import Tracking
 from trainers.run_dir.continuation import check_enough_steps, check_same_phases
 from trainers.run_dir.export import BEST, LAST, Exports
-from trainers.run_dir.train_state import DataSize, is_stopped
+from trainers.run_dir.train_state import DataSize, is_stopped, was_over
 from trainers.run_dir.training_dir import TrainingDir
 
 
@@ -93,10 +93,11 @@ class Reporter(NullReporter):
         # writes one.
         is_over = step == self._parts.train_steps or is_stopped(self._restored or {})
         last_step = step if is_over else self._parts.train_steps
+        ended = step if was_over(self._restored or {}) else None
         began = (self._restored or {}).get("phase", {}).get("first_step")
         first_step = self._parts.order.first_step
         check_same_phases(
-            *(self._folder, self._parts.phase, began, first_step, step, last_step)
+            *(self._folder, self._parts.phase, began, first_step, ended, last_step)
         )
         if not (is_over and self._folder.has_ended(self._parts.phase)):
             return False

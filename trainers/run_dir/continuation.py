@@ -74,7 +74,7 @@ def check_same_phases(
     phase: int,
     began: int | None,
     first_step: int,
-    step: int,
+    ended: int | None,
     last_step: int,
 ) -> None:
     """Checks that a program's `fit` and the next one meet at the step of before.
@@ -86,8 +86,9 @@ def check_same_phases(
       phase: Number of the `fit`, from 1.
       began: Step from which it began before; None if no checkpoint says so.
       first_step: Step from which it begins now.
-      step: Step of its restored checkpoint.
-      last_step: Step at which it ends, which is `step` if a callback has stopped it.
+      ended: Step at which it was over before; None if it was not, as when a callback
+        has raised an error.
+      last_step: Step at which it ends now, which is `ended` if a callback stopped it.
 
     Raises:
       UsageError: An earlier `fit`, or this one, is longer or shorter than before.
@@ -96,7 +97,7 @@ def check_same_phases(
     if began in (None, first_step):
         phase += 1
         began, end = folder.first_step_of(phase), last_step
-        if began is None or not began <= step < last_step:
+        if began is None or ended is None or not began <= ended < last_step:
             return
     raise UsageError(
         f"--resume=auto cannot continue {folder.path}: fit number {phase} of the "

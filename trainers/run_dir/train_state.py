@@ -103,6 +103,11 @@ def is_stopped(state: Mapping[str, Any]) -> bool:
     return bool(state.get("history", {}).get(STOPPED, False))
 
 
+def was_over(state: Mapping[str, Any]) -> bool:
+    """Returns whether a program's `fit` had no further batch at a checkpoint."""
+    return not state.get("history", {}).get(BEGUN, True)
+
+
 # Parts with fixed fields, and parts with entries by the names of a program.
 _PARTS = {
     "tally": TrainCounters,

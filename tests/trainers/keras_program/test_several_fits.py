@@ -290,22 +290,28 @@ class Pruned(Exception):
 
 
 class Prune(keras.callbacks.Callback):
-    def on_epoch_end(self, epoch, logs):
-        raise Pruned(f"loss {logs['loss']}")
+    def __init__(self, moment):
+        super().__init__()
+        setattr(self, moment, self.prune)
+
+    def prune(self, *arguments):
+        raise Pruned(arguments)
 
 
 layers = [keras.layers.Dense(1, kernel_initializer="zeros")]
 model = keras.Sequential([keras.layers.Input((4,)), *layers])
 model.compile(keras.optimizers.Adam(0.1), "mse")
 try:
-    model.fit(x, y, epochs=3, batch_size=16, callbacks=[Prune()])
+    model.fit(x, y, epochs=3, batch_size=16, callbacks=[Prune("on_epoch_end")])
 except Pruned:
     # With the weights and moments that the pruned one has left.
     model.fit(x, y, batch_size=16)
-try:
-    model.fit(x, y, callbacks=[Prune()])
-except Pruned:
-    model.fit(x, y, batch_size=16)
+for moment in ("on_epoch_end", "on_train_begin"):
+    try:
+        model.fit(x, y, callbacks=[Prune(moment)])
+    except Pruned:
+        pass
+model.fit(x, y, batch_size=16)
 """
 
 
