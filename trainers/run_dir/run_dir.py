@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -160,6 +161,12 @@ class RunDir:
         # A run may also fail after its last step, as in `on_train_end` of a callback.
         result = self.read_result() or {}
         return is_followed or result.get("status") == "completed"
+
+    def has_later_checkpoint(self, phase: int) -> bool:
+        """Returns whether a later phase has a checkpoint: others are trained anew."""
+        later = map(self.phase_path, itertools.count(phase + 1))
+        begun = itertools.takewhile(pathlib.Path.exists, later)
+        return any(map(checkpoints_in, begun))
 
     def end_of(self, phase: int) -> float | None:
         """Returns when a phase was saved last, in seconds since 1970; None before."""

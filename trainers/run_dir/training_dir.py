@@ -34,7 +34,7 @@ class TrainingDir(RunDir):
     """Folder of a run, which no other process writes once it has begun.
 
     Attributes:
-      is_repeated: True if the present `fit` was followed by another one before.
+      is_repeated: True if a `fit` after the present one has a checkpoint.
     """
 
     def __init__(self, config: Config):
@@ -81,8 +81,8 @@ class TrainingDir(RunDir):
     def begin(self, config: Config, first_step: int, phase: int = 1) -> None:
         """Creates the folder, or discards metrics that follow the restored checkpoint.
 
-        A `fit` that a later one has followed, such as a pruned one, adds no row that
-        is there already and leaves the result and the exports of the later ones.
+        A `fit` before a later one with a checkpoint, such as a pruned one, adds no row
+        that is there already and leaves the result and the exports of the later ones.
 
         No other process can begin in this folder until the result is written or this
         process ends.
@@ -98,7 +98,7 @@ class TrainingDir(RunDir):
             make_event_dir(self.tensorboard)
         try:
             self._lock_folder()
-            self.is_repeated = self.phase_path(phase + 1).exists()
+            self.is_repeated = self.has_later_checkpoint(phase)
             rows = self.metrics.rows() if self.is_repeated else []
             self._newest_row = max((row["step"] for row in rows), default=-1)
             if not self.is_repeated:

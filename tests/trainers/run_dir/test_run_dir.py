@@ -364,6 +364,33 @@ def test_a_result_belongs_to_the_run_that_ended_last(tmp_path: pathlib.Path) -> 
     assert again.read_result() is None
 
 
+def after_later_fits(path: pathlib.Path) -> TrainingDir:
+    """Returns the folder of a program whose third `fit` alone has a checkpoint."""
+    folder = begun(path)
+    for step in (10, 20):
+        folder.append_metrics({"step": step})
+    folder.phase_path(2).mkdir(parents=True)
+    (folder.phase_path(3) / name_of(20)).mkdir(parents=True)
+    wanted = config(path, resume="auto")
+    again = TrainingDir(wanted)
+    again.begin(wanted, first_step=0)
+    return again
+
+
+def test_rows_of_later_fits_stay_if_one_has_a_checkpoint(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Otherwise they are trained anew, and their rows may be of other steps."""
+    folder = after_later_fits(tmp_path)
+    for step in (10, 20, 30):
+        folder.append_metrics({"step": step})
+    assert [row["step"] for row in rows_of(tmp_path)] == [10, 20, 30]
+    folder.write_result({"status": "failed"})
+    (folder.phase_path(3) / name_of(20)).rmdir()
+    begun(tmp_path, first_step=10)
+    assert [row["step"] for row in rows_of(tmp_path)] == [10]
+
+
 @pytest.mark.parametrize(
     "content", ["", '{"status": "comp', "\udcff", "[]", "[" * 9999]
 )
