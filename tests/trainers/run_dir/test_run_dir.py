@@ -391,6 +391,21 @@ def test_rows_of_later_fits_stay_if_one_has_a_checkpoint(
     assert [row["step"] for row in rows_of(tmp_path)] == [10]
 
 
+def test_a_repeated_fit_that_is_stopped_says_so_in_the_result(
+    tmp_path: pathlib.Path,
+) -> None:
+    folder = after_later_fits(tmp_path)
+    # As a pruned one, which the later ones have followed.
+    folder.write_result({"status": "failed", "steps": 10})
+    assert folder.read_result() == {"schema_version": 1, "status": "completed"}
+    folder.write_result({"status": "preempted", "steps": 10})
+    assert folder.read_result() == {"schema_version": 1, "status": "preempted"}
+    # A later one that was killed has removed the result.
+    (tmp_path / "result.json").unlink()
+    folder.write_result({"status": "preempted", "steps": 10})
+    assert (folder.read_result() or {})["steps"] == 10
+
+
 @pytest.mark.parametrize(
     "content", ["", '{"status": "comp', "\udcff", "[]", "[" * 9999]
 )
