@@ -131,6 +131,15 @@ def _gets_sums(own: OwnMetric, changes: Sequence[np.ndarray]) -> bool:
     return are_sums(total / count) and not are_means(total / count)
 
 
+def gets_means(own: OwnMetric, changes: Sequence[np.ndarray]) -> bool:
+    """Returns whether a metric counts means over the examples of a batch."""
+    if isinstance(own.metric, keras.metrics.Mean):
+        total, count = changes
+        # That of an output's loss weighs by rows in the probe, and not in `fit`.
+        return not np.all(count) or are_means(total / count)
+    return all(map(are_means, changes))
+
+
 def compared_by(
     model: keras.Model, metric: keras.metrics.Metric, few: Batch
 ) -> tuple[Any, ...]:

@@ -14,7 +14,11 @@ from strategies.common.types import Batch
 from trainers.user_code.checks import has_own_step
 from trainers.user_code.counting_metric import counts_combinations
 from trainers.user_code.halves import are_means, are_sums, twice
-from trainers.user_code.own_step.metric_kinds import compared_by, kinds_of_metrics
+from trainers.user_code.own_step.metric_kinds import (
+    compared_by,
+    gets_means,
+    kinds_of_metrics,
+)
 from trainers.user_code.own_step.model_step import (
     ModelStep,
     OwnMetric,
@@ -111,7 +115,7 @@ def _remark(step: ModelStep, seen: Observed) -> str | None:
     names = [
         own.metric.name
         for own, changes in zip(step.metrics, seen.changes, strict=True)
-        if own.is_per_batch and not (own.gets_sums or all(map(are_means, changes)))
+        if own.is_per_batch and not (own.gets_sums or gets_means(own, changes))
     ]
     if not names:
         return seen.state_remark

@@ -132,10 +132,11 @@ def test_losses_of_outputs_count_batches() -> None:
     model.compile("sgd", {"first": "mse", "second": "mse"})
     few = few_examples()
     labels = dict.fromkeys(("first", "second"), few.features[:, :1])
-    found = own_step(model, few._replace(labels=labels), held_out=None).train.metrics
-    counts = {own.metric.name: own.is_per_batch for own in found}
+    found = own_step(model, few._replace(labels=labels), held_out=None)
+    counts = {own.metric.name: own.is_per_batch for own in found.train.metrics}
     assert counts["first_loss"]
     assert counts["second_loss"]
+    assert found.remark is None
 
 
 def test_counts_of_normalized_predictions_are_not_refused() -> None:
