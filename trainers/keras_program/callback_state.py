@@ -11,7 +11,10 @@ from typing import Any
 
 import keras
 
-from strategies.common.private_apis.models import profiles_batches
+from strategies.common.private_apis.models import (
+    COUNTERS_OF_CALLBACKS,
+    profiles_batches,
+)
 from trainers.run_dir.encoding import as_plain, decoded, encoded
 from trainers.run_dir.train_state import EPOCHS
 
@@ -140,22 +143,13 @@ def _changed(
     contents = {
         name: encoded(value)
         for name, value in vars(callback).items()
-        if name not in of_keras or _is_counter(name, value)
+        if name not in of_keras or name in COUNTERS_OF_CALLBACKS
     }
     return {
         name: content[0]
         for name, content in contents.items()
         if content and made.get(name) != content
     }
-
-
-def _is_counter(name: str, value: Any) -> bool:
-    """Returns whether an attribute of Keras's own classes counts batches or epochs.
-
-    ModelCheckpoint learns the number of an epoch at its beginning alone, which a run
-    that is resumed within the epoch does not have.
-    """
-    return name.startswith("_") and type(value) in (int, float)
 
 
 def _names_of_keras(kind: type[keras.callbacks.Callback]) -> Collection[str]:

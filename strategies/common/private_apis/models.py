@@ -219,3 +219,14 @@ def profiles_batches(callback: keras.callbacks.Callback) -> bool:
     """
     is_board = isinstance(callback, keras.callbacks.TensorBoard)
     return is_board and callback._should_trace
+
+
+# Numbers of the epoch and of batches that ModelCheckpoint, OrbaxCheckpoint and
+# TensorBoard count (keras/src/callbacks). Their other private numbers are arguments and
+# times of a process.
+COUNTERS_OF_CALLBACKS = frozenset(
+    [
+        *("_current_epoch", "_last_batch_seen", "_batches_seen_since_last_saving"),
+        *("_total_batches_seen", "_global_train_batch", "_global_test_batch"),
+    ]
+)

@@ -267,10 +267,14 @@ def test_callbacks_of_batches_go_on_counting(tmp_path: pathlib.Path) -> None:
 
     kill_once = Kill("on_train_end", print)
     kill_once.on_train_batch_end = kill_once.act_in_second_epoch
+    profiled = (16, 17) if pathlib.Path("acted").exists() else 0
     callbacks = [
         keras.callbacks.ModelCheckpoint("saved-{epoch}-{batch}.keras", save_freq=4),
         keras.callbacks.TensorBoard(
-            "board", update_freq=1, write_steps_per_second=True
+            "board",
+            update_freq=1,
+            write_steps_per_second=True,
+            profile_batch=profiled,
         ),
         kill_once,
     ]
@@ -287,6 +291,8 @@ def test_callbacks_of_batches_go_on_counting(tmp_path: pathlib.Path) -> None:
     assert saved == {f"saved-{name}.keras" for name in ("1-4", "2-2", "2-6", "3-4")}
     steps = read_events(tmp_path / "board" / "train").scalars("batch_loss")
     assert sorted(steps) == [*range(1, 19)]
+    # The program may give a resumed run another argument.
+    assert (tmp_path / "board" / "train" / "plugins" / "profile").is_dir()
 
 
 @pytest.mark.parametrize(
