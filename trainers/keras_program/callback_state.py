@@ -14,6 +14,7 @@ import keras
 from strategies.common.private_apis.models import (
     COUNTERS_OF_CALLBACKS,
     profiles_batches,
+    restart_clocks,
 )
 from trainers.run_dir.encoding import as_plain, decoded, encoded
 from trainers.run_dir.train_state import EPOCHS
@@ -95,6 +96,8 @@ class CallbackState:
             size = kept.pop(_BYTES, None)
             for name, value in kept.items():
                 _set(callback, name, decoded(value))
+            if isinstance(callback, keras.callbacks.TensorBoard):
+                restart_clocks(callback)
             if isinstance(callback, keras.callbacks.CSVLogger) and not is_over:
                 take_back_rows(callback, size)
 

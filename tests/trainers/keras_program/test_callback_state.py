@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import time
 from typing import Any
 
 import keras
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 
 from tests import processes
+from tests.event_files import read_events
 from tests.markers import further
 from trainers.keras_program.callback_state import (
+    CallbackState,
     bytes_of_log,
     observes_batches,
     observes_test_batches,
@@ -185,6 +188,40 @@ def test_a_log_goes_back_to_a_row(
     take_back_rows(log, -1)
     log.on_train_end()
     assert _epochs_in(tmp_path / "log.csv") == ["epoch", *"012"]
+
+
+def test_a_resumed_board_measures_its_own_speed(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Times of a process that was killed are long ago."""
+    now = 1000.0
+    monkeypatch.setattr(time, "time", lambda: now)
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd")
+    # Two processes.
+    boards = [
+        keras.callbacks.TensorBoard(
+            str(tmp_path), update_freq=1, write_steps_per_second=True
+        )
+        for _ in range(2)
+    ]
+    killed, resumed = [CallbackState([board]) for board in boards]
+    for board in boards:
+        board.set_model(model)
+        board.on_train_begin()
+    boards[0].on_epoch_begin(0)
+    boards[0].on_train_batch_begin(0)
+    now += 600
+    model.optimizer.iterations.assign(4)
+    resumed.restore(killed.state(), is_over=False)
+    now += 2
+    boards[1].on_train_batch_end(0, {})
+    model.optimizer.iterations.assign(10)
+    boards[1].on_epoch_end(0, {"loss": 1.0})
+    boards[1].on_train_end()
+    events = read_events(tmp_path / "train")
+    assert events.scalars("batch_steps_per_second") == {1: 0.5}
+    assert events.scalars("epoch_steps_per_second") == {0: 3.0}
 
 
 @pytest.mark.parametrize(
