@@ -15,6 +15,7 @@ from strategies.common.console import Console
 from strategies.common.errors import DivergedError, NotSavedError
 from strategies.common.types import LoopFunction
 from strategies.common.write_errors import WriteErrorReporter, disk_error, remedy_of
+from trainers.config.tracking import TrackingConfig
 from trainers.fault_tolerance.rollback import Rollbacks
 from trainers.loop.evaluation import Evaluated
 from trainers.loop.loop import StepEvent
@@ -129,6 +130,9 @@ class Reporter(NullReporter):
         parts, folder, metrics = self._parts, self._folder, self._metrics
         decided = parts.config.replace(jit_compile=parts.compilation.setting)
         folder.begin(decided, first_step, parts.phase)
+        if folder.is_repeated:
+            # Its end would be that of the entries, which have those of later ones.
+            self._tracking = Tracking(TrackingConfig(), self._console)
         folder.phase_path(parts.phase).mkdir(exist_ok=True)
         self._checkpoints.remove_unfinished()
         self._console.open_log(folder.log_path(self._cluster.task))

@@ -202,7 +202,17 @@ import time
 x = np.random.default_rng(0).normal(size=(64, 4))
 model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
-model.fit(x, x.sum(axis=1), batch_size=16)
+
+
+class Prune(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs):
+        raise ArithmeticError
+
+
+try:
+    model.fit(x, x.sum(axis=1), batch_size=16, callbacks=[Prune()])
+except ArithmeticError:
+    pass
 # Meanwhile the trackers take the end of the first one.
 time.sleep(2)
 model.fit(x, x.sum(axis=1), batch_size=16)
@@ -223,16 +233,20 @@ def test_several_fits_of_a_program_are_one_entry(
 
     losses = {r["step"]: r["train_loss"] for r in metrics_of(folder)}
     assert list(losses) == [2, 4, 6, 8]
+    # The pruned one is trained again, and the other one is complete.
+    again = run(*flags, "--trackers=mlflow", "--resume=auto", folder=tmp_path)
+    assert again.returncode == 0, again.stderr
     one = only_run(store)
     assert one.info.status == "FINISHED"
     assert one.data.metrics["result/steps"] == 8
-    assert history(store, one.info.run_id, "train/loss") == losses
+    points = store.get_metric_history(one.info.run_id, "train/loss")
+    assert [(point.step, point.value) for point in points] == [*losses.items()]
 
     first, second = sessions_below(folder)
     assert first.run.run_id == second.run.run_id
     rows = [row for row in (*first.rows, *second.rows) if "train/loss" in row]
     assert {r["step"]: r["train/loss"] for r in rows} == pytest.approx(losses)
-    assert [session.exit_code for session in (first, second)] == [0, 0]
+    assert [session.exit_code for session in (first, second)] == [1, 0]
     assert second.summary["result/steps"] == 8
 
 
