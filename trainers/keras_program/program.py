@@ -183,6 +183,9 @@ class Program:
         if self._ended is not None:
             # The program has caught it, by `except:`.
             raise self._ended
+        if self._error is not None:
+            # It ends the run, and this `fit` would continue that one's checkpoints.
+            raise self._error
         if self._calls.model is not None and model is not self._calls.model:
             # A callback trains another model, on the chief alone.
             return fit(model, *args, **kwargs)
