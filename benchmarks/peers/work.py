@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import re
+import statistics
 import time
 
 import numpy as np
@@ -13,6 +14,9 @@ import numpy as np
 from trainers.loop.timing import seconds_since_start
 
 NUM_EXAMPLES = 4096
+# As trainers/reporting/metrics.py measures, whose import would delay a peer's start.
+_WARM_UP_CALLS = 2
+_WINDOW_SECONDS = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,9 +75,12 @@ class Stopwatch:
 
     def __init__(self, global_batch_size: int):
         self._global_batch_size = global_batch_size
-        self._examples_per_second: list[float] = []
+        self._num_calls = 0
         self._first_step_seconds: float | None = None
         self._last = time.perf_counter()
+        # Examples a second of each window, and steps and seconds since the last one.
+        self._windows: list[float] = []
+        self._steps, self._seconds = 0, 0.0
 
     def begin(self) -> None:
         self._last = time.perf_counter()
@@ -83,15 +90,24 @@ class Stopwatch:
         seconds = time.perf_counter() - self._last
         if self._first_step_seconds is None:
             self._first_step_seconds = seconds_since_start()
-        rate = num_steps * self._global_batch_size / seconds
-        self._examples_per_second.append(rate)
+        # The first two calls trace and warm up.
+        self._num_calls += 1
+        if self._num_calls <= _WARM_UP_CALLS + 1:
+            self._steps, self._seconds = 0, 0.0
+        self._steps += num_steps
+        self._seconds += seconds
+        if self._seconds >= _WINDOW_SECONDS and self._num_calls > _WARM_UP_CALLS:
+            self._windows.append(self._rate())
+            self._steps, self._seconds = 0, 0.0
+
+    def _rate(self) -> float:
+        return self._steps * self._global_batch_size / self._seconds
 
     def report(self, **versions: str) -> None:
-        """Prints a line of JSON: the median over calls, as the project takes it."""
-        # The first two trace and warm up, as in trainers/reporting/result.py.
-        warm = self._examples_per_second[2:] or self._examples_per_second[-1:]
+        """Prints a line of JSON: the median over windows, as the project takes it."""
+        windows = self._windows or [self._rate()]
         measured = {
-            "examples_per_second": float(np.median(warm)),
+            "examples_per_second": statistics.median_high(windows),
             "first_step_seconds": self._first_step_seconds,
             "peak_memory_mib": _peak_memory_mib(),
             "versions": versions,

@@ -7,15 +7,20 @@ import json
 import pathlib
 import re
 import subprocess
+import types
+from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks import record
+from benchmarks.peers import work
 from benchmarks.speed.sides import Measured, Peer, Project, Side
 from benchmarks.speed.subject import Subject, measure_pairs
 from benchmarks.speed.subjects import SUBJECTS
 from tests.markers import further
 from tests.processes import run_module
+from trainers.reporting.metrics import ThroughputMeter
 
 
 @dataclasses.dataclass
@@ -55,6 +60,33 @@ def test_pairs_alternate_and_the_first_is_discarded() -> None:
     assert order == ["theirs", "ours", "ours", "theirs"] * 2
     assert said[0] == "made-up: warming up"
     assert said[-1] == "made-up: pair 3 of 3"
+
+
+def test_peers_are_measured_as_the_project(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    stopwatch, meter = work.Stopwatch(global_batch_size=64), ThroughputMeter()
+    random = np.random.default_rng(0)
+    # Rare slow steps, which most calls do not have.
+    for seconds in 1e-3 + 0.06 * (random.random(3_000) < 1 / 150):
+        stopwatch.begin()
+        now += seconds
+        stopwatch.end(1)
+        results = types.SimpleNamespace(
+            step_seconds=np.array([seconds]),
+            input_seconds=np.zeros(1),
+            sums={"examples": np.array([64])},
+            workers=None,
+        )
+        event: Any = types.SimpleNamespace(results=results, call_seconds=seconds)
+        meter(event)
+    stopwatch.report()
+    found = json.loads(capsys.readouterr().out)["examples_per_second"]
+    # A window of 0.5 s may end a step of 1 ms later, by rounding.
+    assert found == pytest.approx(meter.summary()["examples_per_second"], rel=4e-3)
+    assert found < 0.8 * 64_000
 
 
 MACHINE = {"name": "2x Intel(R) Xeon(R) Processor", "cpu_cores": 2}
