@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from strategies import registry
 from strategies.common.errors import UsageError
-from strategies.common.types import StepResults, SummaryLevel, SyncedFlags
+from strategies.common.types import (
+    Batch,
+    ReplicaOutputs,
+    StepResults,
+    SummaryLevel,
+    SyncedFlags,
+)
 from tests.conformance.custom import assemble_custom
 from tests.conformance.harness import in_one_process
 from trainers.config.config import Config
-from trainers.model.gradient_noise_scale import ReplicaStatistics
+from trainers.model.gradient_noise_scale import ReplicaStatistics, WithStatistics
 from trainers.run_dir.train_state import check_state
 
 DIVIDE = [
@@ -75,21 +85,26 @@ def reported(gradients: np.ndarray, rows: Sequence[int]) -> StepResults:
       rows: Number of examples of each replica.
     """
     whole = np.average(gradients, axis=0, weights=rows)
-    squares, shares = (gradients**2).sum(axis=1), np.divide(rows, sum(rows))
+    squares, rows_squared = (gradients**2).sum(axis=1), np.square(rows)
     sums = {
         "replica/square": [squares.sum()],
         "replica/count": [len(gradients)],
         "replica/inverse_rows": [np.sum(1 / np.array(rows))],
-        "replica/squared_shares": [shares @ shares],
-        "replica/squared_parts": [shares**2 @ squares],
+        "replica/squared_rows": [rows_squared.sum()],
+        "replica/squared_parts": [rows_squared @ squares],
         "examples": [sum(rows)],
     }
+    return of_a_step(sums, np.linalg.norm(whole))
+
+
+def of_a_step(sums: Mapping[str, Any], gradient_norm: float) -> StepResults:
+    """Returns the results of one step."""
     return StepResults(
         applied_steps=1,
         sums={name: np.array(values, np.float64) for name, values in sums.items()},
         step_seconds=np.zeros(1),
         input_seconds=np.zeros(1),
-        details={"gradient_norm": np.linalg.norm(whole)},
+        details={"gradient_norm": gradient_norm},
         agreed=SyncedFlags(),
         attempted_steps=1,
     )
@@ -127,6 +142,32 @@ def test_the_cosine_is_the_mean_over_pairs() -> None:
         assert found["replica/gradient_cosine"] == pytest.approx(expected)
     same = ReplicaStatistics().scalars(reported(np.ones((2, 3)), (2, 2)))
     assert same["replica/gradient_cosine"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "size"), [((4, 3), 7), ((4, 4), 7), ((3, 4), 5), ((1, 4), 2)]
+)
+def test_the_cosine_is_of_the_shards_that_arrive(
+    rows: Sequence[int], size: int
+) -> None:
+    """Backup workers send shards of the next batch, which has other numbers of rows."""
+    gradients = np.array([[1.0, 2.0], [1.0, -1.0]])
+    sums: collections.Counter[str] = collections.Counter()
+    for replica, (gradient, num_rows) in enumerate(zip(gradients, rows, strict=True)):
+        outputs = ReplicaOutputs(
+            gradients=[tf.constant(gradient * num_rows / size)],
+            state={},
+            sums={"loss": tf.constant(0.0, tf.float64), "examples": float(num_rows)},
+        )
+        batch = Batch(0, replica, size, num_rows, [], [], [])
+        step = WithStatistics(functools.partial(lambda found, _: found, outputs), 2)
+        sums.update({name: float(v) for name, v in step(batch).sums.items()})
+    # The coordinator makes the sum a mean over the rows that have arrived.
+    norm = np.linalg.norm(np.average(gradients, axis=0, weights=rows))
+    results = of_a_step({name: [value] for name, value in sums.items()}, norm)
+    found = ReplicaStatistics().scalars(results)
+    expected = cosine_of(gradients, rows)
+    assert found["replica/gradient_cosine"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

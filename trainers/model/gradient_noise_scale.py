@@ -22,9 +22,9 @@ from trainers.run_dir.train_state import NoiseMeans
 
 PREFIX = "replica/"
 _SQUARE, _COUNT, _LOSS = f"{PREFIX}square", f"{PREFIX}count", f"{PREFIX}loss_"
-# Sums over replicas of 1 / rows, of the squares of their shares of the global batch,
-# and of the squares of their gradients times these.
-_INVERSE, _SHARES = f"{PREFIX}inverse_rows", f"{PREFIX}squared_shares"
+# Sums over replicas of 1 / rows, of rows^2, and of rows^2 times the squared length of
+# the gradient.
+_INVERSE, _ROWS = f"{PREFIX}inverse_rows", f"{PREFIX}squared_rows"
 _PARTS = f"{PREFIX}squared_parts"
 
 
@@ -40,11 +40,9 @@ class WithStatistics:
         outputs = self._step(batch)
         rows = tf.cast(batch.num_rows, tf.float64)
         has_rows = tf.cast(rows > 0, tf.float64)
-        # A replica's gradient is a sum divided by the global batch size; multiplied by
-        # global_size / rows it is the mean over the replica's own rows.
+        # A replica's gradient is a sum over its rows, divided by the global batch size.
         size = tf.cast(batch.global_size, tf.float64)
-        scale = size / tf.maximum(rows, 1.0)
-        square = _square(outputs.gradients)
+        square = has_rows * tf.square(size) * _square(outputs.gradients)
         loss = outputs.sums["loss"] / tf.maximum(rows, 1.0)
         # One entry for each replica, so that the sum over replicas keeps the losses
         # apart.
@@ -53,11 +51,11 @@ class WithStatistics:
         return outputs._replace(
             sums={
                 **outputs.sums,
-                _SQUARE: has_rows * tf.square(scale) * square,
+                _SQUARE: square / tf.square(tf.maximum(rows, 1.0)),
                 _COUNT: has_rows,
                 _INVERSE: has_rows / tf.maximum(rows, 1.0),
-                _SHARES: tf.square(rows / size),
-                _PARTS: has_rows * square,
+                _ROWS: tf.square(rows),
+                _PARTS: square,
                 **{f"{_LOSS}{index}": one for index, one in enumerate(losses)},
             }
         )
@@ -109,9 +107,11 @@ class ReplicaStatistics:
         small, large = sums[_SQUARE] / count, float(norm) ** 2
         if small > 0:
             # The mean product of two different replicas' gradients, weighted by the
-            # product of their shares: |mean|^2 is the sum over all pairs, also of a
-            # replica with itself.
-            product = (large - sums[_PARTS]) / (1 - sums[_SHARES])
+            # product of their rows: |mean|^2 is the sum over all pairs, also of a
+            # replica with itself. With backup workers the rows that have arrived are
+            # not a batch.
+            whole = sums["examples"] ** 2
+            product = (whole * large - sums[_PARTS]) / (whole - sums[_ROWS])
             found[f"{PREFIX}gradient_cosine"] = product / small
         # The mean of S / rows over replicas is S / few.
         self._learn(small, large, sums["examples"], few=count / sums[_INVERSE])
