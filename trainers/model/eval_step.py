@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import keras
 
 from models.objective import Objective, Predict, evaluated
-from strategies.common.private_apis.random_numbers import unseeded_draws_replaced
 from strategies.common.types import Batch, ReplicaOutputs
 from trainers.model.confusion_matrix import CONFUSION, MOST_CLASSES, confusion_of
 from trainers.model.loss_sums import reported, weighted_sums, with_layer_losses
@@ -41,7 +40,7 @@ class EvalStep:
         self._objective = objective
         self._variables = variables
         self._seed_states = list(seed_states)
-        self._draws = TensorFlowDraws(replace=unseeded_draws_replaced)
+        self._draws = TensorFlowDraws()
 
     def __call__(self, batch: Batch) -> ReplicaOutputs:
         keyed = keyed_states(self._seed_states, 0, batch)

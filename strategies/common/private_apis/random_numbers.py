@@ -98,7 +98,7 @@ def stateful_draws_replaced(
     with (
         replaced(gen_random_ops, _STATEFUL_OPERATIONS, replacement),
         replaced(gen_stateful_random_ops, _GENERATOR_OPERATIONS, replacement),
-        unseeded_draws_replaced(instead),
+        _unseeded_draws_replaced(instead),
         _other_generators_replaced(instead),
     ):
         yield
@@ -109,7 +109,7 @@ SEED = "seed"
 
 
 @contextlib.contextmanager
-def unseeded_draws_replaced(
+def _unseeded_draws_replaced(
     instead: Callable[[str], Callable[..., Any] | None],
 ) -> Iterator[None]:
     """Replaces the seeds of what Keras draws without one, in the block.

@@ -31,19 +31,16 @@ from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
 class TensorFlowDraws:
     """Replacement of stateful random operations in the steps of a model."""
 
-    def __init__(
-        self,
-        replayed: ReplayedRandomNumbers | None = None,
-        replace: Callable[..., Any] = stateful_draws_replaced,
-    ):
+    def __init__(self, replayed: ReplayedRandomNumbers | None = None):
         """Replaces nothing yet.
 
         Args:
           replayed: Random numbers of examples; None for numbers of replicas.
-          replace: Function of `private_apis/random_numbers.py` that replaces draws.
         """
         self._replayed = replayed
-        self._steps: PerThread[Step] = PerThread(lambda: replace(self._instead))
+        self._steps: PerThread[Step] = PerThread(
+            lambda: stateful_draws_replaced(self._instead)
+        )
 
     @contextlib.contextmanager
     def keyed(

@@ -114,27 +114,41 @@ def test_calls_of_a_step_are_independent() -> None:
     assert scipy.stats.pearsonr(*found).pvalue > UNLIKELY
 
 
-@pytest.mark.parametrize("seed", [None, KERAS_GENERATOR], ids=["none", "of a layer"])
+@pytest.mark.parametrize(
+    ("draw", "states"),
+    [
+        (lambda: keras.random.normal([4]), []),
+        (lambda: keras.random.normal([4], seed=KERAS_GENERATOR), []),
+        # Of a layer.
+        (
+            lambda: keras.random.normal([4], seed=KERAS_GENERATOR),
+            [KERAS_GENERATOR.state],
+        ),
+        (lambda: GENERATOR.normal([4]), []),
+        (lambda: tf.random.normal([4]), []),
+    ],
+)
 def test_batches_of_an_evaluation_draw_different_numbers(
-    seed: keras.random.SeedGenerator | None,
+    draw: Callable[[], tf.Tensor], states: list[keras.Variable]
 ) -> None:
+    """Workers trace the same graph, with the same seed of TensorFlow."""
     objective = PredictionObjective(
         loss=lambda labels, predictions: predictions, metrics={}
     )
-
-    def predict(features: Any, training: bool) -> Any:
-        return keras.random.normal([4], seed=seed)
-
-    step = EvalStep(predict, objective, [], [] if seed is None else [seed.state])
+    step = EvalStep(lambda features, training: draw(), objective, [], states)
 
     @tf.function(autograph=False)
-    def loss_of(index: tf.Tensor) -> tf.Tensor:
-        zero, rows = tf.zeros([], tf.int64), tf.range(4, dtype=tf.int64)
-        batch = Batch(index, zero, zero + 4, zero + 4, rows, rows, rows)
+    def loss_of(index: tf.Tensor, replica: tf.Tensor) -> tf.Tensor:
+        four, rows = tf.constant(4, tf.int64), tf.range(4, dtype=tf.int64)
+        batch = Batch(index, replica, four, four, rows, rows, rows)
         return step(batch).sums["loss"]
 
-    first, again, second = (float(loss_of(tf.constant(i, tf.int64))) for i in (0, 0, 1))
-    assert first == again != second
+    first, again, *others = (
+        float(loss_of(*map(np.int64, place)))
+        for place in ((0, 0), (0, 0), (1, 0), (0, 1))
+    )
+    assert first == again
+    assert len({first, *others}) == 3
 
 
 def test_a_step_of_the_model_alone_is_there_again_after_a_fit() -> None:
