@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,8 @@ from trainers.run_dir.training_dir import default_path
 if TYPE_CHECKING:
     import keras
 
+# Seed of the next call of `fit`, by model.
+_NEXT_SEEDS: weakref.WeakKeyDictionary[keras.Model, int] = weakref.WeakKeyDictionary()
 # Folder of the top-level package: the clone, or site-packages.
 _ROOT = pathlib.Path(__file__).parents[__name__.count(".")]
 
@@ -208,11 +211,26 @@ def fit(
         # Settings are checked before the model is sent.
         config = configure(**given, script=module.__file__)
         _check_mode(config)
+        if "seed" not in config.given:
+            config = config.replace(seed=_seed_of(model, config))
         config = config.replace(script=str(call.send(model, args, kwargs)))
         result = _trained(config)
         if result.status != "completed":
             raise RuntimeError(f"the run in {result.path} was {result.status}.")
+        _NEXT_SEEDS[model] = config.run.seed + 1
         return call.receive(model)
+
+
+def _seed_of(model: keras.Model, config: Config) -> int:
+    """Returns the seed of a call of `fit`, another one for each call with a model.
+
+    Otherwise each call would have the same order of examples and masks of dropout. A
+    call that is continued keeps its seed.
+    """
+    folder = RunDir(pathlib.Path(config.run.run_dir or ""))
+    if config.run.resume == "auto" and folder.holds_a_run:
+        return folder.read_config().run.seed
+    return _NEXT_SEEDS.get(model, 0)
 
 
 def _check_mode(config: Config) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 import subprocess
 import textwrap
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests import processes
 from tests.markers import further
+from trainers.run_dir.run_dir import RunDir
 
 _NOTEBOOK = """
 import keras
@@ -114,32 +116,58 @@ def test_a_model_that_fit_builds_comes_back_trained(tmp_path: pathlib.Path) -> N
 
 
 def test_a_stopped_call_is_continued(tmp_path: pathlib.Path) -> None:
-    """The next one is in another folder, and a notebook's model may have a new name."""
+    """The next one is in another folder, and a notebook's model may have a new name.
+
+    A second call has another order of examples, which it keeps when the notebook was
+    started anew.
+    """
     done = _run(
         tmp_path,
         """
         class Stop(keras.callbacks.Callback):
+            def __init__(self, last_epoch):
+                self.last_epoch = last_epoch
+
+            def on_train_batch_end(self, batch, logs):
+                print("loss of", self.last_epoch, batch, logs["loss"])
+
             def on_epoch_end(self, epoch, logs=None):
                 import os, signal
-                if epoch == 0:
+                if epoch == self.last_epoch:
                     os.kill(os.getpid(), signal.SIGTERM)
 
-        settings = {"run_dir": "mine"}
-        for _ in range(2):
-            model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
-            model.compile("sgd", "mse")
-            try:
-                given = dict(epochs=2, callbacks=[Stop()], strategy="one_device")
-                trainers.fit(model, x, y, **given, settings=settings)
-            except RuntimeError:
-                settings["resume"] = "auto"
+        def made():
+            layers = [keras.layers.Input((4,)), keras.layers.Dense(1)]
+            model = keras.Sequential(layers)
+            model.compile(keras.optimizers.SGD(0.0), "mse")
+            model.layers[0].kernel.assign(np.ones([4, 1]))
+            return model
+
+        def fit(model, last_epoch, **settings):
+            given = dict(epochs=2, callbacks=[Stop(last_epoch)], strategy="one_device")
+            trainers.fit(model, x, y, **given, settings=settings)
+
+        model = made()
+        fit(model, 2)
+        try:
+            fit(model, 0, run_dir="mine")
+        except RuntimeError:
+            model = made()
+            fit(model, 3, run_dir="mine", resume="auto")
         print("steps", int(model.optimizer.iterations))
         """,
     )
     assert done.returncode == 0, done.stderr
-    assert "steps 4" in done.stdout
+    assert "steps 8" in done.stdout
     advice = "continue  with the same call of trainers.fit and settings={'run_dir': "
     assert advice in done.stdout
+    first, stopped, continued = (
+        re.findall(rf"loss of {last_epoch} (.*)", done.stdout)
+        for last_epoch in (2, 0, 3)
+    )
+    assert [len(first), len(stopped), len(continued)] == [4, 2, 2]
+    assert first[0] != stopped[0]
+    assert RunDir(tmp_path / "mine").read_config().run.seed == 1
 
 
 @pytest.mark.parametrize(
