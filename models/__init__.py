@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pathlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from models import catalogue, factories
@@ -22,6 +24,22 @@ def names() -> tuple[str, ...]:
     """Returns the name of every model, sorted; does not import TensorFlow."""
     folder = pathlib.Path(__file__).parent
     return tuple(sorted({path.stem for path in folder.glob("*.py")} - _NOT_MODELS))
+
+
+def using(setting: str) -> Callable[[], tuple[str, ...]]:
+    """Returns a function that names the models with a setting in their `SETTINGS`.
+
+    It reads the sources, because importing a model loads TensorFlow.
+    """
+    return lambda: tuple(name for name in names() if setting in _settings_of(name))
+
+
+def _settings_of(name: str) -> tuple[str, ...]:
+    source = (pathlib.Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8")
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SETTINGS":
+            return ast.literal_eval(node.value)
+    return ()
 
 
 def why_not(name: str) -> str | None:

@@ -29,7 +29,7 @@ class Examples(Protocol):
 
 
 class Settings(Protocol):
-    """Settings of a model; each model reads the ones it has."""
+    """Settings of a model, which names the ones that it reads in its `SETTINGS`."""
 
     @property
     def hidden_units(self) -> tuple[int, ...]:

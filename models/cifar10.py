@@ -126,4 +126,5 @@ def _normal(deviation: float) -> keras.initializers.Initializer:
     return keras.initializers.TruncatedNormal(stddev=deviation)
 
 
+SETTINGS = ("dropout",)
 SPEC = classifier(build)

@@ -32,4 +32,5 @@ def build(data: Examples, settings: Settings) -> keras.Model:
     return keras.Model(images, logits, name="convnet")
 
 
+SETTINGS = ("dropout",)
 SPEC = classifier(build)

@@ -24,11 +24,6 @@ def _build(name: str, data: Examples, settings: Settings) -> keras.Model:
             f"--model={PREFIX}{name} takes images of height x width x channels; the "
             f"data set's examples have shape {data.input_shape}: use --model=mlp."
         )
-    if settings.dropout:
-        raise ValueError(
-            f"--dropout={settings.dropout} is not used by --model={PREFIX}{name}, "
-            "which drops what its authors say: leave it out."
-        )
     make = getattr(keras.applications, name)
     try:
         return make(

@@ -30,4 +30,5 @@ def hidden_layers(features: keras.KerasTensor, settings: Settings) -> keras.Kera
     return hidden
 
 
+SETTINGS = ("hidden_units", "dropout")
 SPEC = classifier(build)

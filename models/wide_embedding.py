@@ -62,4 +62,5 @@ def _check_size(num_rows: int, settings: Settings) -> None:
         )
 
 
+SETTINGS = ("hidden_units", "dropout", "embedding_dimension", "embedding_shards")
 SPEC = classifier(build)

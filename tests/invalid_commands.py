@@ -1147,12 +1147,6 @@ DOES_NOT_FIT_TOGETHER = [
         "'embedding'",
     ),
     row("--model=keras:ResNet50", "--model=keras:ResNet50", "(8, 8, 1)", "at least 32"),
-    row(
-        "--model=keras:ResNet50 --dropout=0.5 --dataset=synthetic "
-        "--set=data.num_examples=8",
-        "--dropout=0.5",
-        "--model=keras:ResNet50",
-    ),
     row("--model=cifar10 --dataset=clicks", "--model=cifar10", "categories"),
     row("--dataset=clicks", "--model=convnet", "--model=wide_embedding"),
     row("--dataset=clicks --model=mlp", "--model=mlp", "--model=wide_embedding"),

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import pathlib
+from typing import Any
 
 import keras
 import numpy as np
 import pytest
 
 import models
+from models.base import Settings
 from trainers.config.model import ModelConfig
 from trainers.inputs.sources import ArraySource, Data
 
 
-def make_model(name: str, dropout: float) -> keras.Model:
+def make_model(name: str, settings: Settings) -> keras.Model:
     keras.utils.set_random_seed(0)
     has_ids = name == "wide_embedding"
     nothing = ArraySource(np.zeros([1, 4]), np.zeros([1], np.int64))
@@ -24,13 +26,15 @@ def make_model(name: str, dropout: float) -> keras.Model:
         num_classes=10,
         num_categories=5 if has_ids else None,
     )
-    return models.load(name).build(data, ModelConfig(model=name, dropout=dropout))
+    return models.load(name).build(data, settings)
 
 
 @pytest.mark.parametrize("name", models.names())
 def test_dropout_changes_no_initial_weight(name: str) -> None:
     """Runs with other fractions are compared from the same weights."""
-    without, model = (make_model(name, rate) for rate in (0.0, 0.5))
+    without, model = (
+        make_model(name, ModelConfig(dropout=rate)) for rate in (0.0, 0.5)
+    )
     for expected, weight in zip(without.weights, model.weights, strict=True):
         np.testing.assert_array_equal(weight, expected)
     layers = [x for x in model.layers if isinstance(x, keras.layers.Dropout)]
@@ -39,8 +43,28 @@ def test_dropout_changes_no_initial_weight(name: str) -> None:
 
 @pytest.mark.parametrize("name", models.names())
 def test_a_file_has_the_model(name: str, tmp_path: pathlib.Path) -> None:
-    model = make_model(name, dropout=0.5)
+    model = make_model(name, ModelConfig(dropout=0.5))
     model.save(tmp_path / "model.keras")
     again = keras.saving.load_model(tmp_path / "model.keras")
     features = np.random.default_rng(0).integers(0, 5, (2, *model.input_shape[1:]))
     np.testing.assert_array_equal(again(features), model(features))
+
+
+class NotedSettings:
+    """Settings that note which of them are read."""
+
+    def __init__(self) -> None:
+        self.read: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        self.read.add(name)
+        return getattr(ModelConfig(dropout=0.5), name)
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_a_model_names_the_settings_that_it_reads(name: str) -> None:
+    """Others are refused; see `used_by` in trainers/config/model.py."""
+    settings = NotedSettings()
+    make_model(name, settings)
+    all_of_them = [n for n, v in vars(Settings).items() if isinstance(v, property)]
+    assert settings.read == {n for n in all_of_them if name in models.using(n)()}

@@ -29,14 +29,14 @@ def data_of(shape: tuple[int, ...]) -> Data:
     return Data(train=source, evaluation=source, input_shape=shape, num_classes=7)
 
 
-def build(name: str, shape: tuple[int, ...], dropout: float = 0.0) -> keras.Model:
+def build(name: str, shape: tuple[int, ...]) -> keras.Model:
     spec: ModelSpec = models.load(f"keras:{name}")
-    return spec.build(data_of(shape), ModelConfig(dropout=dropout))
+    return spec.build(data_of(shape), ModelConfig())
 
 
-def refusal(name: str, shape: tuple[int, ...], dropout: float = 0.0) -> str:
+def refusal(name: str, shape: tuple[int, ...]) -> str:
     with pytest.raises(ValueError, match=r"^--") as raised:
-        build(name, shape, dropout)
+        build(name, shape)
     message = str(raised.value)
     assert message.isprintable()
     return message
@@ -65,17 +65,16 @@ def test_a_classifier_has_the_classes_of_the_data_and_new_weights() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "dropout", "named"),
+    ("shape", "named"),
     [
-        ((31, 32, 3), 0.0, ("at least 32x32", "(31, 32, 3)")),
-        ((32,), 0.0, ("(32,)", "--model=mlp")),
-        ((32, 32, 3), 0.5, ("--dropout=0.5", "leave it out")),
+        ((31, 32, 3), ("at least 32x32", "(31, 32, 3)")),
+        ((32,), ("(32,)", "--model=mlp")),
     ],
 )
 def test_what_does_not_fit_is_named(
-    shape: tuple[int, ...], dropout: float, named: tuple[str, ...]
+    shape: tuple[int, ...], named: tuple[str, ...]
 ) -> None:
-    message = refusal("MobileNetV2", shape, dropout)
+    message = refusal("MobileNetV2", shape)
     assert "--model=keras:MobileNetV2" in message
     for words in named:
         assert words in message

@@ -12,8 +12,6 @@ from strategies.common.errors import UsageError
 from strategies.common.fields import check_settings, setting
 from strategies.common.text import as_argument, shown
 
-# Models with a use for --dropout; keras:* refuse it with their own words.
-_WITH_DROPOUT = ("cifar10", "convnet", "mlp", "wide_embedding", "keras:*")
 DTYPES = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
 
 
@@ -78,14 +76,14 @@ class ModelConfig:
         "Width of each hidden layer of mlp and wide_embedding.",
         minimum=1,
         maximum=1_000_000,
-        used_by={"model": ("mlp", "wide_embedding")},
+        used_by={"model": models.using("hidden_units")},
     )
     embedding_dimension: int = setting(
         16,
         "Numbers that stand for one category in wide_embedding.",
         minimum=1,
         maximum=1_000_000,
-        used_by={"model": ("wide_embedding",)},
+        used_by={"model": models.using("embedding_dimension")},
         has_flag=False,
     )
     embedding_shards: int = setting(
@@ -94,7 +92,7 @@ class ModelConfig:
         "parameter servers. Does not change the training.",
         minimum=1,
         maximum=1_000,
-        used_by={"model": ("wide_embedding",)},
+        used_by={"model": models.using("embedding_shards")},
         has_flag=False,
     )
     dropout: float = setting(
@@ -102,7 +100,7 @@ class ModelConfig:
         "Fraction of activations dropped in training.",
         minimum=0,
         below=1,
-        used_by={"model": _WITH_DROPOUT},
+        used_by={"model": models.using("dropout")},
     )
     disable_layers: tuple[str, ...] | None = setting(
         None,

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from models import catalogue, factories
+from models import factories
 from strategies import registry
 from strategies.common.errors import UsageError
 from strategies.common.fields import choices_of, field_types
@@ -293,13 +293,12 @@ def test_every_setting_names_those_that_decide_about_it() -> None:
             values = listed() if callable(listed) else listed
             assert values, f"{name} is used by no {other}"
             choices = choices_of(all_fields()[other][1])
-            own = {"true", factories.PATTERN, f"{catalogue.PREFIX}*"}
+            own = {"true", factories.PATTERN}
             assert choices is None or {*values} - own <= {*choices}, name
 
 
-def test_a_model_takes_the_settings_that_its_file_reads() -> None:
-    """Includes settings handed on to another model, as wide_embedding does to mlp."""
-    for model in ("mlp", "convnet", "wide_embedding", "keras:MobileNetV2"):
+def test_a_model_takes_the_settings_that_its_file_names() -> None:
+    for model in ("mlp", "convnet", "wide_embedding"):
         assert parse(f"--model={model}", "--dropout=0.1").model.dropout == 0.1
     assert parse("--model=wide_embedding", "--hidden_units=8").model.hidden_units == (
         8,

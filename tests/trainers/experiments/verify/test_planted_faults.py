@@ -33,6 +33,7 @@ def build(data, settings):
     return keras.Model(features, keras.layers.Dense(data.num_classes)(hidden))
 
 
+SETTINGS = ("hidden_units",)
 SPEC = classifier(build)
 """
 
