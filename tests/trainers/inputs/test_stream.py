@@ -27,6 +27,7 @@ from tests.trainers.inputs.record_factory import (
 from trainers.config.data import DataConfig
 from trainers.fault_tolerance.tensorflow_errors import refusal_of
 from trainers.inputs.shuffling import Order
+from trainers.inputs.sources import read_counter
 from trainers.inputs.tfrecord import dataset
 from trainers.inputs.tfrecord.stream import RecordStream
 
@@ -218,12 +219,16 @@ def test_steps_that_are_read_together_are_within_an_epoch_and_of_one_size(
 
 
 def test_steps_of_own_files_are_read_together_too(tmp_path: Path) -> None:
-    stream = open_stream(write_folder(tmp_path / "own", (5, 7)), "file")
-    order = Order(num_examples=12, global_batch_size=2, seed=4, drop_last_batch=True)
-    batches = stream.batches(order, 3, 40)
+    """77 records of the second file come before the first step: 2 x 32 and 13."""
+    stream = open_stream(write_folder(tmp_path / "own", (5, 90)), "file")
+    order = Order(num_examples=95, global_batch_size=2, seed=4, drop_last_batch=True)
+    batches = stream.batches(order, 77, 114)
+    before = int(read_counter())
     assert [len(span.step) for span in batches.spans(1, 2)] == [32, 5]
-    whole = counted(list(stream.batches(order, 0, 40).dataset(1, 2)))
-    assert counted(list(batches.dataset(1, 2))) == whole[3:]
+    # The watchdog sees the records that are read again, too.
+    assert int(read_counter()) - before == 4
+    whole = counted(list(stream.batches(order, 0, 114).dataset(1, 2)))
+    assert counted(list(batches.dataset(1, 2))) == whole[77:]
 
 
 def test_shares_have_files_of_their_own_and_repeat_them(folder: Path) -> None:

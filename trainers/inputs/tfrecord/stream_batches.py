@@ -151,10 +151,13 @@ class StreamBatches:
         # Records that this shard has used before the first step, over all passes.
         before = self.first_step * (stop - start)
         passes = tf.data.Dataset.range(before // examples, tf.int64.max)
+        records = passes.flat_map(lambda n: self.stream.records(chosen, seed, n))
+        num_chunks, rest = divmod(before % examples, most * (stop - start))
+        chunks = records.skip(rest).batch(most * (stop - start), drop_remainder=True)
+        if self.first_step:
+            chunks = counted(chunks)
         return (
-            passes.flat_map(lambda n: self.stream.records(chosen, seed, n))
-            .skip(before % examples)
-            .batch(most * (stop - start), drop_remainder=True)
+            chunks.skip(num_chunks)
             .take(-(-(self.last_step - self.first_step) // most))
             .enumerate()
             .flat_map(spans)
