@@ -21,8 +21,8 @@ from strategies.cluster.peer_silence import PeerStates
 from strategies.cluster.probes import (
     REMEDY,
     PeerState,
+    accepts,
     for_each,
-    is_listening,
     is_serving,
     peer_state,
 )
@@ -79,7 +79,10 @@ def translate_peer_errors(cluster: Cluster) -> Iterator[None]:
         )
         if not (isinstance(cause, (*_SIGNS, *_CONSEQUENCES)) or is_restart):
             raise
-        lost = _lost_peer(cluster, cause)
+        lost = None
+        # A shortage of this process, as of file descriptors, says nothing of others.
+        with contextlib.suppress(OSError, RuntimeError):
+            lost = _lost_peer(cluster, cause)
         if lost is None:
             raise
         raise lost from error
@@ -89,12 +92,12 @@ def _lost_peer(cluster: Cluster, error: tf.errors.OpError) -> PeerLostError | No
     peers = cluster.peers()
     if not peers:
         return None
-    gone = _without(peers, is_listening)
+    gone = _without(peers, accepts)
     if not gone and isinstance(error, tf.errors.UnavailableError):
         # A killed process loses its connections one after the other, and its listening
         # port may be the last.
         time.sleep(_SECONDS_TO_DIE)
-        gone = _without(peers, is_listening)
+        gone = _without(peers, accepts)
     is_unreachable = bool(gone) and not _without(gone, _is_silent)
     if is_unreachable and len(gone) == len(peers) > 1:
         return PeerLostError(f"{cluster.task} at {cluster.address} {CUT_OFF}; {REMEDY}")

@@ -32,6 +32,9 @@ _ANSWERS = (
     socket.EAI_NONAME,
     socket.EAI_NODATA,
 )
+# Errors of a connection that this process cannot even attempt. EADDRNOTAVAIL is also
+# that of localhost at its second address, where there is no IPv6.
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -43,9 +46,23 @@ def host_and_port(address: str) -> tuple[str, int]:
 def is_listening(address: str) -> bool:
     """Returns whether a process accepts connections at host:port."""
     try:
+        return accepts(address)
+    except OSError:
+        return False
+
+
+def accepts(address: str) -> bool:
+    """Returns what `is_listening` does, if this process is able to look.
+
+    Raises:
+      OSError: This process lacks file descriptors or memory.
+    """
+    try:
         with _connection_to(address):
             return True
-    except OSError:
+    except OSError as error:
+        if error.errno in _SHORTAGES:
+            raise
         return False
 
 

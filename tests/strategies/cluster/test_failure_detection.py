@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import signal
+import socket
 import subprocess
 import sys
 
@@ -23,6 +25,23 @@ def test_a_task_without_others_blames_none_of_them() -> None:
         translate_peer_errors(cluster),
     ):
         raise tf.errors.UnavailableError(None, None, "the bucket does not answer")
+
+
+def test_a_shortage_of_this_process_blames_no_other_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The error that TensorFlow raises for it stays."""
+
+    def fail(address: object, seconds: float) -> socket.socket:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(socket, "create_connection", fail)
+    addresses = {"worker": ("127.0.0.1:1", "127.0.0.1:2")}
+    with (
+        pytest.raises(tf.errors.UnavailableError, match="too many"),
+        translate_peer_errors(Cluster(job="worker", addresses=addresses)),
+    ):
+        raise tf.errors.UnavailableError(None, None, "too many open files")
 
 
 def test_a_worker_that_was_started_again_beside_a_dead_server_is_no_bug() -> None:
