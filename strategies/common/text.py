@@ -12,7 +12,7 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-# Ends a warning about what makes a training depend on the number of replicas, by which
+# Is in a warning about what makes a training depend on the number of replicas, by which
 # `--mode=verify` knows it among other warnings.
 NUMBER_MATTERS = "so that their number matters"
 
