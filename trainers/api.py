@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ from strategies.processes.starter import ProcessStarter
 from trainers.cli import flags
 from trainers.config.config import Config
 from trainers.config.program import SENT_PREFIX
+from trainers.config.run import LARGEST_SEED
 from trainers.config.used_settings import check_used
 from trainers.experiments.measurement import started
 from trainers.run_dir.run_dir import RunDir
@@ -36,8 +36,6 @@ from trainers.run_dir.training_dir import default_path
 if TYPE_CHECKING:
     import keras
 
-# Seed of the next call of `fit`, by model.
-_NEXT_SEEDS: weakref.WeakKeyDictionary[keras.Model, int] = weakref.WeakKeyDictionary()
 # Folder of the top-level package: the clone, or site-packages.
 _ROOT = pathlib.Path(__file__).parents[__name__.count(".")]
 
@@ -217,20 +215,21 @@ def fit(
         result = _trained(config)
         if result.status != "completed":
             raise RuntimeError(f"the run in {result.path} was {result.status}.")
-        _NEXT_SEEDS[model] = config.run.seed + 1
         return call.receive(model)
 
 
 def _seed_of(model: keras.Model, config: Config) -> int:
-    """Returns the seed of a call of `fit`, another one for each call with a model.
+    """Returns the seed of a call of `fit`: the updates of the model's optimizer so far.
 
-    Otherwise each call would have the same order of examples and masks of dropout. A
-    call that is continued keeps its seed.
+    With an equal seed a later call would have the same order of examples and masks of
+    dropout. A call that is continued keeps its seed.
     """
     folder = RunDir(pathlib.Path(config.run.run_dir or ""))
     if config.run.resume == "auto" and folder.holds_a_run:
         return folder.read_config().run.seed
-    return _NEXT_SEEDS.get(model, 0)
+    # A model that is not compiled has none; it is refused when it is sent.
+    optimizer = getattr(model, "optimizer", None)
+    return int(getattr(optimizer, "iterations", 0)) % (LARGEST_SEED + 1)
 
 
 def _check_mode(config: Config) -> None:

@@ -167,7 +167,7 @@ def test_a_stopped_call_is_continued(tmp_path: pathlib.Path) -> None:
     )
     assert [len(first), len(stopped), len(continued)] == [4, 2, 2]
     assert first[0] != stopped[0]
-    assert RunDir(tmp_path / "mine").read_config().run.seed == 1
+    assert RunDir(tmp_path / "mine").read_config().run.seed == 4
 
 
 @pytest.mark.parametrize(
