@@ -349,7 +349,7 @@ import numpy as np
 import psutil
 
 x, y = np.zeros((8, 1000)), np.zeros((8, 1))
-for _ in range(4):
+for _ in range(6):
     keras.utils.clear_session()
     model = keras.Sequential([keras.layers.Dense(2000), keras.layers.Dense(1)])
     model.compile("adam", "mse")
@@ -373,10 +373,11 @@ def test_models_in_turn_take_no_more_memory(tmp_path: pathlib.Path) -> None:
         for line in done.stdout.splitlines()
         if line.startswith("MiB")
     ]
-    # Weights and moments of Adam on two replicas are 46 MiB for each model. All were
-    # kept: 177 MiB more after the fourth model than after the first, now 12 MiB.
-    assert len(mib) == 4
-    assert mib[3] - mib[0] < 70
+    # Weights and moments of Adam on two replicas are 46 MiB for each model. The second
+    # takes up to 111 MiB more than the first, and ten took no more than two. If all
+    # were kept, the last four would take 184 MiB.
+    assert len(mib) == 6
+    assert mib[5] - mib[1] < 92
 
 
 _FIXED_ROWS = """
