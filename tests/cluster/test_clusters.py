@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,17 +17,19 @@ import tensorflow as tf
 
 from strategies.processes.forked_process import Process
 from tests import processes
+from tests.cluster import linear_loss
 from tests.cluster import test_layer_state as layer_state
+from tests.cluster.test_averaged_parameters import variables_of
 from tests.event_files import read_events
 from tests.markers import further
-from tests.processes import ROOT, metrics_of, result_of, train
+from tests.processes import NO_EVALUATION, ROOT, metrics_of, result_of, train
+from trainers.inputs.shuffling import Order
 
 pytestmark = pytest.mark.cluster
 
 # 1438 examples in batches of 100: step 15 has 38. Clipping, decay and schedule all have
 # an effect, and in double precision rounding cannot hide a wrong factor.
 SAME = (
-    "--model=mlp",
     "--dtype=float64",
     "--train_steps=20",
     "--global_batch_size=100",
@@ -42,6 +45,7 @@ SAME = (
     *("--checkpoint_every_steps=5", "--set=report.keep_checkpoints=9"),
     "--jit_compile=off",
 )
+MLP = ("--model=mlp", *SAME)
 # The bound of "the same training" for adam in double precision, docs/numerics.md.
 TOLERANCE = 1e-10
 
@@ -49,7 +53,7 @@ TOLERANCE = 1e-10
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("reference") / "run"
-    train(folder, "--strategy=one_device", *SAME)
+    train(folder, "--strategy=one_device", *MLP)
     return folder
 
 
@@ -118,7 +122,7 @@ CLUSTERS = {
 SYNCHRONOUS = "parameter_server, synchronous, 2 workers, 2 servers"
 
 
-# The relay below compares ten steps and more of each kind of cluster.
+# The relay of two replicas below compares ten steps and more of each kind of cluster.
 # test_sparse_gradients.py compares whole trainings with one device, from the initial
 # weights.
 @pytest.mark.exhaustive
@@ -126,7 +130,7 @@ SYNCHRONOUS = "parameter_server, synchronous, 2 workers, 2 servers"
 def test_same_training_as_one_device(
     cluster: str, reference: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    result = train(tmp_path / "run", *CLUSTERS[cluster], *SAME)
+    result = train(tmp_path / "run", *CLUSTERS[cluster], *MLP)
     assert_same_training(tmp_path / "run", reference)
     assert result["status"] == "completed"
     assert result["steps"] == 20
@@ -144,30 +148,72 @@ ONE_WORKER = ("--strategy=parameter_server", "--num_workers=1")
 
 
 # test_sharded_optimizer_state.py has one process that continues a cluster's run.
-@pytest.mark.parametrize(
-    "relay",
-    [
-        (WORKERS, CLUSTERS[SYNCHRONOUS]),
-        further((ONE_WORKER, WORKERS, ("--strategy=mirrored",))),
-    ],
-    ids=len,
-)
+@pytest.mark.exhaustive
 def test_a_run_is_continued_under_any_other_strategy(
-    relay: tuple[tuple[str, ...], ...], reference: pathlib.Path, tmp_path: pathlib.Path
+    reference: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """Each strategy continues the run of the one before, the first that of one device.
+    relay = (ONE_WORKER, WORKERS, ("--strategy=mirrored",))
+    assert_same_in_relay(relay, MLP, reference, tmp_path)
+
+
+def test_two_replicas_train_the_same_in_processes_as_in_one(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Dropout and moving statistics depend on the number of replicas."""
+    flags = ("--model=tests.fault_injection.normalized_model:model", *SAME)
+    train(tmp_path / "towers", "--strategy=tower", "--num_replicas=2", *flags)
+    relay = (WORKERS, CLUSTERS[SYNCHRONOUS])
+    assert_same_in_relay(relay, flags, tmp_path / "towers", tmp_path)
+
+
+def assert_same_in_relay(
+    relay: Sequence[Sequence[str]],
+    flags: Sequence[str],
+    reference: pathlib.Path,
+    folder: pathlib.Path,
+) -> None:
+    """Asserts that each strategy continues the run of the one before.
 
     The next strategy begins five steps later, and all train to the end.
+
+    Args:
+      relay: Flags of the strategies.
+      flags: Other flags.
+      reference: Run folder that the first strategy continues.
+      folder: Folder for the other runs.
     """
     run = reference
     for number, strategy in enumerate(relay, start=1):
         step = 5 * number
-        before, run = run, tmp_path / f"from-{step}"
+        before, run = run, folder / f"from-{step}"
         processes.copy_up_to(step, before, run)
-        done = processes.run(f"--run_dir={run}", *strategy, *SAME, "--resume=auto")
+        done = processes.run(f"--run_dir={run}", *strategy, *flags, "--resume=auto")
         assert done.returncode == 0, done.stderr
         assert f"continued at step {step}" in done.stdout
         assert_same_training(run, reference)
+
+
+def test_asynchronous_workers_apply_every_gradient_once(tmp_path: pathlib.Path) -> None:
+    """Gradients of a linear loss do not depend on staleness."""
+    run, num_steps = tmp_path / "run", 40
+    train(
+        run,
+        *("--strategy=parameter_server", "--num_workers=2"),
+        *("--model=tests.cluster.linear_loss:model", "--dtype=float64"),
+        "--dataset=tests.cluster.linear_loss:data",
+        *("--optimizer=sgd", "--learning_rate=1", "--global_batch_size=4"),
+        *(f"--train_steps={num_steps}", *NO_EVALUATION),
+        "--set=report.histogram_every_steps=none",
+    )
+    weights = {v.shape: v for v in variables_of(run, num_steps, "variables").values()}
+    order = Order(num_examples=linear_loss.NUM_EXAMPLES, global_batch_size=4, seed=0)
+    rows, means = linear_loss.features(), np.zeros(sum(linear_loss.SIZES.values()))
+    for step in range(num_steps):
+        indices, _, _ = order.indices(tf.constant(step, tf.int64), 0, 1)
+        means += rows[indices.numpy()].mean(axis=0)
+    for part in linear_loss.parts_of(means).values():
+        bound = TOLERANCE * np.abs(part).max()
+        np.testing.assert_allclose(weights[part.shape], -part, rtol=0, atol=bound)
 
 
 @pytest.mark.parametrize("num_workers", [2, further(3)])

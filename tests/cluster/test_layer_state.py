@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from tests.processes import train
 
-# test_clusters.py trains this model with asynchronous workers, and test_own_model.py
-# another one with synchronous workers. tests/conformance/test_layer_state.py has the
-# strategies of one process, also with overlapping updates.
+# test_clusters.py trains this model with asynchronous workers, and another one with
+# synchronous workers. tests/conformance/test_layer_state.py has the strategies of one
+# process, also with overlapping updates.
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.exhaustive]
 
 NUM_STEPS = 460

@@ -47,11 +47,13 @@ def model(data):
 """
 
 
+# test_clusters.py compares such a model on workers with one on towers.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "strategy",
     [
-        further(("--strategy=multi_worker_mirrored",)),
-        further(("--strategy=parameter_server", "--update=async")),
+        ("--strategy=multi_worker_mirrored",),
+        ("--strategy=parameter_server", "--update=async"),
         ("--strategy=parameter_server", "--update=sync"),
     ],
     ids=" ".join,

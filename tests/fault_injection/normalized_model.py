@@ -11,7 +11,7 @@ def model(data: Examples) -> keras.Model:
     """Returns a classifier with dropout and batch normalization."""
     layers = [
         keras.layers.Flatten(),
-        keras.layers.Dense(32),
+        keras.layers.Dense(32, use_bias=False),
         keras.layers.BatchNormalization(momentum=0.9),
         keras.layers.Activation("relu"),
         keras.layers.Dropout(0.2),
