@@ -14,7 +14,7 @@ import pytest
 
 from trainers.loop.loop import StepEvent
 from trainers.reporting import metrics
-from trainers.reporting.metrics import Staleness, ThroughputMeter
+from trainers.reporting.metrics import MetricsWindow, Staleness, ThroughputMeter
 from trainers.reporting.metrics_writer import last_values
 
 
@@ -91,6 +91,29 @@ def test_speed_of_workers_is_that_of_all_of_them() -> None:
         event.results.workers = np.array(["worker-0"] * 80 + ["worker-1"] * 20)
         meter(event)
     assert meter.summary()["examples_per_second"] == pytest.approx(1000)
+
+
+def test_percentiles_are_of_the_milliseconds_of_single_steps() -> None:
+    meter = ThroughputMeter()
+    event = _event(1, [1] * 101)
+    event.results.step_seconds = np.arange(101) / 1000
+    meter(event)
+    found = meter.summary()["step_milliseconds"]
+    percentiles = {"p50": 50, "p90": 90, "p99": 99}
+    assert {name: found[name] for name in percentiles} == pytest.approx(percentiles)
+
+
+def test_times_and_speed_of_a_line_are_of_all_its_calls() -> None:
+    window = MetricsWindow(lambda sums: {})
+    for seconds, examples in ((1, [10, 10]), (2, [40, 40])):
+        event = _event(seconds, examples)
+        event.call_seconds *= 2
+        window(event)
+    assert window.examples_per_second() == pytest.approx(100 / 6)
+    # Half of the 6 s of the calls is spent in the four steps, a quarter of it on input.
+    assert window.milliseconds() == pytest.approx(
+        {"total": 1500, "input": 187.5, "compute": 562.5, "rest": 750}
+    )
 
 
 def test_speed_is_that_of_all_fits() -> None:
