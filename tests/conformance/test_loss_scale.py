@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.cluster.test_averaged_parameters import variables_of
 from tests.conformance.harness import Layout, Outcome, Subject, small_config
 from tests.markers import further
 from tests.processes import NO_EVALUATION, copy_up_to, result_of, run, train
@@ -185,14 +186,21 @@ FLAGS = (
 
 
 def test_a_resumed_run_has_the_scale_of_before(tmp_path: pathlib.Path) -> None:
+    """The model is not compiled: with an optimizer it would keep a second scale."""
     flags = (
-        *(f"--model={MODEL}:by_policy", *FLAGS, "--strategy=one_device"),
-        "--checkpoint_every_steps=3",
+        *("--model=mlp", "--hidden_units=8", "--dtype=mixed_float16"),
+        *("--train_steps=8", "--checkpoint_every_steps=3", "--strategy=one_device"),
+        *("--set=report.histogram_every_steps=none", *NO_EVALUATION),
     )
     whole = train(tmp_path / "whole", *flags)
     copy_up_to(3, tmp_path / "whole", tmp_path / "parts")
     again = train(tmp_path / "parts", *flags, "--resume=auto")
     assert again["weights_sha256"] == whole["weights_sha256"]
+    for name in ("whole", "parts"):
+        saved = variables_of(tmp_path / name, 8, "variables")
+        scale = [v for n, v in sorted(saved.items()) if n.startswith("loss_scale/")]
+        # Also the number of finite steps since its last change is that of one run.
+        assert scale == [START, 8]
 
 
 def test_a_gradient_that_no_scale_helps_ends_as_divergence(
