@@ -38,6 +38,21 @@ def model() -> keras.Model:
     return network
 
 
+def overflowing() -> keras.Model:
+    """Returns the model in half precision, with a scale that grows until it is large.
+
+    It is doubled after each step, so that gradients of many steps overflow once.
+    """
+    keras.config.set_dtype_policy("mixed_float16")
+    network = model()
+    inner = keras.optimizers.SGD(1.0)
+    network.compile(
+        keras.optimizers.LossScaleOptimizer(inner, dynamic_growth_steps=1),
+        loss=network.loss,
+    )
+    return network
+
+
 def features() -> np.ndarray:
     """Returns gradients of examples [n, sizes], of several magnitudes and full rank."""
     random = np.random.default_rng(seed=3)

@@ -23,8 +23,10 @@ from tests.cluster.test_averaged_parameters import assert_same_training, variabl
 from tests.cluster.test_emulated_bandwidth import needs_networks, training
 from tests.cluster.test_gradient_compression import (
     LINEAR,
+    OVERFLOWING,
     WORKERS,
     assert_error_feedback,
+    assert_nothing_is_lost_by_overflows,
 )
 from tests.markers import chosen, further
 from tests.processes import NO_EVALUATION, metrics_so_far, result_of, train
@@ -179,24 +181,12 @@ def test_a_killed_worker_begins_without_an_error(tmp_path: pathlib.Path) -> None
 def test_an_overflow_leaves_nothing_behind(
     setting: str, tmp_path: pathlib.Path
 ) -> None:
-    """Gradients times the first scale of the loss are too large for float16."""
-    run = tmp_path / "run"
-    result = train(
-        run,
-        *SERVERS,
-        "--model=tests.trainers.user_code.half:by_policy",
-        "--dataset=tests.trainers.user_code.half:data",
-        *("--train_steps=6", "--summary_every_steps=1", *NO_EVALUATION),
-        "--set=report.histogram_every_steps=none",
+    train(
+        tmp_path / "run",
+        *on_servers(OVERFLOWING),
         f"--gradient_compression={setting}",
     )
-    assert (result["status"], result["steps"]) == ("completed", 6)
-    rows = [row for row in metrics_so_far(run) if "train_loss_scale" in row]
-    last_scale = rows[-1]["train_loss_scale"]
-    assert last_scale < 2.0**15, "nothing has overflowed"
-    kept = variables_of(run, 6, "replicas").values()
-    assert kept
-    assert all(np.isfinite(v).all() for v in kept)
+    assert_nothing_is_lost_by_overflows(tmp_path / "run")
 
 
 @needs_networks
