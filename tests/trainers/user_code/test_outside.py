@@ -14,6 +14,7 @@ from tests.conformance.harness import Layout, Subject, small_config
 from tests.markers import further
 from tests.processes import result_of, run, train
 from tests.trainers.user_code import outside
+from trainers.run_dir.checkpoints import weights_sha256
 
 FACTORIES = (
     "unbuilt_layer",
@@ -106,7 +107,9 @@ def test_an_export_has_what_was_trained(exported: tuple[str, pathlib.Path]) -> N
     """It is a separate model, although its layers belong to the run's model."""
     _, folder = exported
     model = keras.saving.load_model(folder / "export" / "last.keras")
-    assert model.count_params() > 0
+    result = result_of(folder)
+    assert weights_sha256(model) == result["weights_sha256"]
+    assert result["weights_sha256"] != result["initial_weights_sha256"]
 
 
 def test_a_layer_of_a_subclass_cannot_be_exported(tmp_path: pathlib.Path) -> None:
