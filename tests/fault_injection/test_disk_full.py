@@ -31,13 +31,11 @@ from tests.trainers.run_dir.test_checkpoints import Run, names_in
 from trainers.reporting.tensorboard import TRAIN, Summaries
 from trainers.run_dir.export import Exports
 
-pytestmark = pytest.mark.skipif(
-    not small_disks_exist(), reason="no file system may be mounted here"
-)
-
 
 @pytest.fixture
 def disk(tmp_path: pathlib.Path):
+    if not small_disks_exist():
+        pytest.skip("no file system may be mounted here")
     with small_disk(tmp_path / "disk", 4) as made:
         yield made
 
@@ -207,6 +205,7 @@ def test_a_command_without_a_run_ends_with_its_exit_code(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("disk")
 def test_a_run_whose_last_checkpoint_does_not_fit_has_failed_and_can_go_on() -> None:
     (scenario,) = (s for s in disk_full.SCENARIOS if s.name == "disk-full-at-the-end")
     assert_promise_holds(scenario, seed=1)
