@@ -64,11 +64,12 @@ def outcome(**settings: object) -> Outcome:
     ids=str,
 )
 def test_same_training_as_one_device(settings: dict[str, object]) -> None:
-    assert_same_training(
-        outcome(strategy="model_parallel", **settings),
-        outcome(strategy="one_device", model=settings.get("model", "convnet")),
-        TOLERANCES["float64", "adamw"],
-    )
+    found = outcome(strategy="model_parallel", **settings)
+    expected = outcome(strategy="one_device", model=settings.get("model", "convnet"))
+    tolerance = TOLERANCES["float64", "adamw"]
+    assert_same_training(found, expected, tolerance)
+    # Clipping and Adam hide a wrong scale.
+    assert found.gradient_norm == pytest.approx(expected.gradient_norm, rel=tolerance)
 
 
 @pytest.mark.parametrize("replayable", [further(False), True])
