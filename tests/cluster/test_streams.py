@@ -43,7 +43,6 @@ def verify_stream(folder: pathlib.Path, sharding: str) -> tuple[str, dict, dict]
     return done.stdout, entry, traits
 
 
-@pytest.mark.exhaustive
 def test_by_example_workers_train_as_one_device_does(tmp_path: pathlib.Path) -> None:
     _, entry, traits = verify_stream(tmp_path, "example")
     assert entry["verdict"] in ("identical", "equivalent")
