@@ -37,6 +37,10 @@ COMPILED_LOOP = "tests/conformance/test_compiled_loop.py"
 WARM_START = "tests/strategies/processes/test_warm_start.py"
 ORDER = "tests/trainers/inputs/test_shuffling.py"
 AS_KERAS = "tests/updates/test_as_keras.py"
+TWO_REPLICAS = (
+    "tests/cluster/test_clusters.py::"
+    "test_two_replicas_train_the_same_in_processes_as_in_one"
+)
 COMPRESSION = "tests/cluster/test_gradient_compression.py"
 COMPRESSED_PUSH = "tests/cluster/test_compressed_push.py"
 LOST_PEER = "tests/cluster/test_lost_peer.py"
@@ -502,6 +506,17 @@ MUTATIONS = (
         COMPRESSED_PUSH,
     ),
     Mutation(
+        "an attempt that overflowed forgets what earlier steps have not sent",
+        _PUSH,
+        (
+            (
+                "feedback.version), lambda: feedback.before)",
+                "feedback.version), self._initial)",
+            ),
+        ),
+        f"{COMPRESSED_PUSH}::test_an_overflow_leaves_nothing_behind",
+    ),
+    Mutation(
         "workers forget at an evaluation what they have not sent",
         _PUSH,
         (("tf.cond(is_valid, write,", "tf.cond(tf.constant(False), write,"),),
@@ -618,6 +633,81 @@ MUTATIONS = (
         "trainers/keras_program/chief_callbacks.py",
         (("if self._are_given and has_passes and has_tasks:", "if False:"),),
         tests=f"{_CALLS}[random_parts_and_callback-multi_worker_mirrored]",
+    ),
+    Mutation(
+        "updates of asynchronous towers are lost",
+        "strategies/inner_loop/async_towers.py",
+        (
+            (
+                "changes_of(lambda: update.apply(outputs))",
+                "changes_of(lambda: self._device[-1] == '0' and update.apply(outputs))",
+            ),
+        ),
+        "tests/conformance/test_asynchronous_towers.py::"
+        "test_every_batch_is_computed_once_and_every_update_counted",
+    ),
+    Mutation(
+        "several asynchronous workers apply gradients several times",
+        "strategies/ps/async_worker.py",
+        (
+            (
+                "outputs = update.prepare(outputs)",
+                "n = self._strategy._num_workers\n"
+                "        gradients = [g * n for g in outputs.gradients]\n"
+                "        outputs = outputs._replace(gradients=gradients)\n"
+                "        outputs = update.prepare(outputs)",
+            ),
+        ),
+        "tests/cluster/test_clusters.py::"
+        "test_asynchronous_workers_apply_every_gradient_once",
+    ),
+    Mutation(
+        "layer state of workers is divided among them",
+        _REPLICATED,
+        (
+            (
+                "    outputs = _sum_dense(context, outputs, wire_type, grouped,",
+                "    n = context.num_replicas_in_sync\n"
+                "    divided = tf.nest.map_structure(lambda v: v / n, outputs.state)\n"
+                "    outputs = outputs._replace(state=divided)\n"
+                "    outputs = _sum_dense(context, outputs, wire_type, grouped,",
+            ),
+        ),
+        TWO_REPLICAS,
+    ),
+    Mutation(
+        "workers of servers draw the masks of the first one",
+        "strategies/ps/sync_worker.py",
+        (
+            (
+                "step=step, replica=shard_index, global_size",
+                "step=step, replica=0 * shard_index, global_size",
+            ),
+        ),
+        TWO_REPLICAS,
+    ),
+    Mutation(
+        "a checkpoint has no scale of the loss",
+        "trainers/loop/parts.py",
+        (("loss_scale=self.loss_scale_variables(),", "loss_scale=(),"),),
+        "tests/conformance/test_loss_scale.py",
+    ),
+    Mutation(
+        "replicas of an evaluation draw the same numbers",
+        "trainers/model/eval_step.py",
+        (
+            (
+                "keyed_states(self._seed_states, 0, batch)",
+                "keyed_states(self._seed_states, 0, batch, True)",
+            ),
+        ),
+        RANDOMNESS,
+    ),
+    Mutation(
+        "workers send gradients in another type than was asked for",
+        "strategies/collectives/update_exchange.py",
+        (("all_reduce_packed, send_as=wire_type", "all_reduce_packed"),),
+        "tests/strategies/collectives/test_update_exchange.py",
     ),
 )
 

@@ -29,6 +29,7 @@ def _event(
         input_seconds=0.25 * np.array(steps),
         sums={"examples": np.array(examples)},
         workers=None,
+        applied_steps=len(examples),
     )
     return types.SimpleNamespace(results=results, call_seconds=seconds)
 
