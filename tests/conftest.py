@@ -40,7 +40,7 @@ LOGICAL_CPUS = 4
 
 # The files of these folders start many processes and take minutes. If one of them began
 # last, it would run alone while the other test processes have nothing left to do.
-BEGUN_FIRST = ("cluster", "verify", "compare", "fault_injection")
+BEGUN_FIRST = ("cluster", "verify", "compare", "fault_injection", "keras_program")
 
 # Parameters of one test that may have values which `make test` leaves out.
 MOST_FURTHER = 2
