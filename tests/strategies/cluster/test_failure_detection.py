@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import signal
 import socket
-import subprocess
-import sys
 
 import pytest
 import tensorflow as tf
@@ -14,7 +12,8 @@ import tensorflow as tf
 from strategies.cluster.failure_detection import translate_peer_errors
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import PeerLostError
-from tests.processes import ROOT
+from tests import processes
+from tests.strategies.cluster import raises_signal
 
 
 def test_a_task_without_others_blames_none_of_them() -> None:
@@ -68,23 +67,6 @@ def test_a_worker_that_was_started_again_beside_a_dead_server_is_no_bug() -> Non
 @pytest.mark.parametrize("is_taken", [False, True])
 def test_a_scheduler_may_send_the_signal_of_a_loss(is_taken: bool) -> None:
     """Such as Slurm by `--signal=USR1@60`, which may be handled by the program."""
-    code = """
-import signal, sys
-from strategies.cluster.failure_detection import monitor_workers
-from strategies.cluster.spec import Cluster
-
-if sys.argv[1] == "True":
-    signal.signal(signal.SIGUSR1, lambda *_: print("taken"))
-cluster = Cluster(job="chief", addresses={"chief": ("127.0.0.1:1",)})
-with monitor_workers(cluster, 0, print, 10, 10):
-    signal.raise_signal(signal.SIGUSR1)
-    signal.raise_signal(signal.SIGUSR1)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(is_taken)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    done = processes.run_module(raises_signal.__name__, str(is_taken))
     expected = (0, "taken\n" * 2) if is_taken else (-signal.SIGUSR1, "")
     assert (done.returncode, done.stdout) == expected, done.stderr
