@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 
@@ -31,14 +32,17 @@ PHRASE = re.compile(
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def docstrings(part: str) -> Iterator[tuple[str, str]]:
-    """Yields the place and text of each docstring in a folder of source code."""
+@functools.cache
+def docstrings(part: str) -> list[tuple[str, str]]:
+    """Returns the place and text of each docstring in a folder of source code."""
+    found = []
     for path in sorted((ROOT / part).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             text = ast.get_docstring(node) if isinstance(node, DOCUMENTED) else None
             if text is not None:
                 line = getattr(node, "lineno", 1)
-                yield f"{path.relative_to(ROOT)}:{line}", text
+                found.append((f"{path.relative_to(ROOT)}:{line}", text))
+    return found
 
 
 def documents() -> Iterator[tuple[str, str]]:
