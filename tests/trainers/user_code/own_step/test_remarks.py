@@ -139,16 +139,17 @@ def of_normalized(outputs):
     return ops.mean(ops.square((outputs - moments[0]) / ops.sqrt(moments[1] + 1) - 1))
 
 
+@pytest.mark.parametrize("seeds", [(0, 1), further((2, 3, 4))], ids=str)
 @pytest.mark.parametrize("is_sum", [False, True], ids=["mean", "sum"])
 @pytest.mark.parametrize("loss", [of_others_in_the_batch, of_normalized])
 def test_a_sum_over_examples_that_depend_on_each_other_is_a_sum(
-    loss: Callable[[Any], Any], is_sum: bool
+    loss: Callable[[Any], Any], is_sum: bool, seeds: tuple[int, ...]
 ) -> None:
     def loss_of_batch(outputs):
         rows = ops.cast(ops.shape(outputs)[0], "float32")
         return loss(outputs) * (rows if is_sum else 1.0)
 
-    for seed in range(5):
+    for seed in seeds:
         keras.utils.set_random_seed(seed)
         model = Projected(loss_of_batch)
         model.noise.stddev = 0.0
