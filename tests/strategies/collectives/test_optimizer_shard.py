@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import keras
@@ -13,7 +14,7 @@ from strategies.collectives.buckets import Bucket
 from strategies.collectives.optimizer_shard import OptimizerShard
 from strategies.common.private_apis.optimizer_slices import state_by_weight
 from strategies.inner_loop.grouping import grouped
-from tests.markers import further
+from tests.markers import chosen, further
 from trainers.model.optimizers.adagrad import Adagrad
 from trainers.model.optimizers.adam import Adam, AdamW
 from trainers.model.optimizers.properties import ELEMENTWISE, updates_each_element
@@ -66,16 +67,29 @@ def built(
 OWN = (Adam, AdamW, Adagrad)
 
 
+# One weight of a single element: the other workers have none with a gradient.
+USED = {"all": range(len(SHAPES)), "one": [3]}
+KINDS = (*ELEMENTWISE, *OWN)
+# Which parts are without a gradient depends on the shapes, and not on the optimizer.
+WITH_ONE = (keras.optimizers.SGD, Adam, Adagrad)
+
+
 # Three workers have parts of unequal sizes.
 @pytest.mark.parametrize("num_workers", [further(2), 3])
-@pytest.mark.parametrize("kind", [*ELEMENTWISE, *OWN], ids=lambda kind: str(kind))
-# One weight of a single element: the other workers have none with a gradient.
-@pytest.mark.parametrize("used", [range(len(SHAPES)), [3]], ids=["all", "one"])
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    chosen(
+        itertools.product(USED, KINDS),
+        [*(("all", kind) for kind in KINDS), *(("one", kind) for kind in WITH_ONE)],
+    ),
+    ids=str,
+)
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 def test_parts_of_all_workers_are_the_whole_update(
-    used: Sequence[int], kind: type[keras.optimizers.Optimizer], num_workers: int
+    names: str, kind: type[keras.optimizers.Optimizer], num_workers: int
 ) -> None:
     """Updates have weight decay with exclusions, a moving average and a constraint."""
+    used = USED[names]
     expected = made_weights()
     reference = built(kind, expected)
     assert updates_each_element(reference)
