@@ -81,6 +81,13 @@ def test_same_training_as_one_device(strategy: str, replicas: int, update: str) 
     )
 
 
+@pytest.mark.parametrize("update", [further("sgd"), "adagrad", further("adamw")])
+def test_stages_are_the_same_training(update: str) -> None:
+    config = clicks_config(update, strategy="model_parallel", num_microbatches=3)
+    outcome = Subject.of(config).run(LAYOUT)
+    assert_same_training(outcome, reference(update), BOUNDS[update])
+
+
 @pytest.mark.parametrize("update", [further("sgd"), "adagrad"])
 def test_dense_gradients_are_the_same_training(update: str) -> None:
     outcome = Subject.of(clicks_config(update, sparse_gradients=False)).run(LAYOUT)
