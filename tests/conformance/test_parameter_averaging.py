@@ -74,6 +74,9 @@ def test_averaged_after_every_step_of_sgd_it_is_one_device(
             )
 
 
+# The training below, computed by hand with an average every few steps, differs as well.
+# test_coverage.py has the strategy among those that train differently.
+@pytest.mark.exhaustive
 def test_averaged_less_often_it_is_another_training() -> None:
     """The test above could not fail without this difference, which a trait declares."""
     config = small_config(
