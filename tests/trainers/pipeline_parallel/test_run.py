@@ -34,7 +34,8 @@ def test_a_run_in_stages_and_its_continuation(tmp_path: pathlib.Path) -> None:
     """Half of the steps in stages, half on one device: as if it were all on one."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     expected = processes.train(whole, *FLAGS, "--strategy=one_device")
-    first = processes.run(f"--run_dir={parts}", *FLAGS, *STAGES, "--train_steps=10")
+    half = (*STAGES, "--train_steps=10", *processes.NO_EVALUATION)
+    first = processes.run(f"--run_dir={parts}", *FLAGS, *half)
     assert first.returncode == 0, first.stderr
     assert "stage 1 on CPU:1: hidden_2, 272 parameters\n" in first.stdout
     assert "; equally long ones would be 25% with 6 micro-batches\n" in first.stdout

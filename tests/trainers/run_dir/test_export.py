@@ -16,7 +16,7 @@ import tensorflow as tf
 from models.embedding import ShardedEmbedding
 from strategies.common.errors import UsageError
 from tests.markers import further
-from tests.processes import metrics_of, result_of, run, train
+from tests.processes import NO_EVALUATION, metrics_of, result_of, run, train
 from trainers.config.config import Config
 from trainers.config.used_settings import check_used
 from trainers.main import main
@@ -141,7 +141,7 @@ def test_an_interrupted_last_export_is_made_when_the_run_is_continued(
     folder = tmp_path / "run"
     given = (
         *("", "--model=mlp", "--jit_compile=off", "--export=keras"),
-        *("--train_steps=3", f"--run_dir={folder}"),
+        *("--train_steps=3", f"--run_dir={folder}", *NO_EVALUATION),
     )
     with monkeypatch.context() as patch:
         patch.setattr(Exports, "write", interrupt)

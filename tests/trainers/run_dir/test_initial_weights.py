@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from tests.markers import further
-from tests.processes import run, train
+from tests.processes import NO_EVALUATION, run, train
 
 # A compilation takes longer than these steps.
 MODEL = ("--model=mlp", "--hidden_units=8", "--jit_compile=off")
@@ -17,7 +17,7 @@ MODEL = ("--model=mlp", "--hidden_units=8", "--jit_compile=off")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, str]:
     folder = tmp_path_factory.mktemp("initial_weights") / "run"
     export = ("--export=weights,keras", "--train_steps=5")
-    result = train(folder, "--strategy=one_device", *MODEL, *export)
+    result = train(folder, "--strategy=one_device", *MODEL, *NO_EVALUATION, *export)
     return folder / "export", result["weights_sha256"]
 
 
@@ -41,7 +41,7 @@ def test_a_run_begins_with_the_weights_of_a_file(
 ) -> None:
     exports, digest = trained
     given = (*MODEL, f"--initial_weights={exports / file}", "--train_steps=1")
-    result = train(tmp_path / "run", *strategy, *given)
+    result = train(tmp_path / "run", *strategy, *NO_EVALUATION, *given)
     assert result["initial_weights_sha256"] == digest
     assert result["weights_sha256"] != digest
 

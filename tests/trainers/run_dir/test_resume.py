@@ -124,6 +124,7 @@ def test_data_that_have_grown_are_remarked_upon(
     data = tmp_path / "train.tfrecord"
     flags = ["main", "--dataset=tfrecord", f"--data_path={data}", "--model=mlp"]
     flags += ["--jit_compile=off", f"--run_dir={tmp_path / 'run'}"]
+    flags += processes.NO_EVALUATION
     write_records(data, *make_examples(100, seed=0))
     assert main([*flags, "--train_steps=2"]) == 0
     assert main([*flags, "--train_steps=3", "--resume=auto"]) == 0

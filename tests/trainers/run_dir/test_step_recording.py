@@ -30,7 +30,7 @@ def test_weights_change_by_the_recorded_gradients(tmp_path: pathlib.Path) -> Non
             "--train_steps=3",
             "--set=report.record_steps=true",
         ),
-        *("--strategy=tower", "--summary_every_steps=3"),
+        *("--strategy=tower", "--summary_every_steps=3", *processes.NO_EVALUATION),
     )
     recording = Recording(tmp_path / "run")
     steps = [recording.read(step) for step in (1, 2, 3)]

@@ -57,7 +57,7 @@ def test_a_run_trains_with_the_scaled_rate_and_says_so(
         *("main", "--model=mlp", "--hidden_units=8", "--train_steps=6"),
         *("--optimizer=sgd", "--summary_every_steps=2", "--global_batch_size=128"),
         *("--set=report.histogram_every_steps=none", "--warmup_steps=4"),
-        "--jit_compile=off",
+        *("--jit_compile=off", *processes.NO_EVALUATION),
     ]
     scaled, plain = tmp_path / "scaled", tmp_path / "plain"
     rule = ["--lr_scaling=linear", "--base_global_batch_size=32"]
