@@ -650,7 +650,9 @@ def test_a_value_assigned_in_an_inner_function_can_be_read_outside_of_it() -> No
 _GRADIENT_OF_GROUPS = """
 import keras
 import tensorflow as tf
+from strategies.common.private_apis.graphs import inline_functions_in_stateless_scopes
 
+inline_functions_in_stateless_scopes()
 layer = keras.layers.Conv2D(2, 1, groups=2, use_bias=False)
 features = tf.ones([3, 1, 1, 4])
 layer.build(features.shape)
@@ -659,7 +661,7 @@ kernel = layer.kernel.value
 
 @tf.function(autograph=False)
 def gradient(compute):
-    with tf.device("CPU"), tf.GradientTape() as tape:
+    with tf.device("CPU"), keras.StatelessScope(), tf.GradientTape() as tape:
         total = tf.reduce_sum(compute(features))
     return tape.gradient(total, kernel)
 
@@ -680,6 +682,7 @@ def test_gradients_of_grouped_convolutions_need_xla_on_a_cpu() -> None:
     """
     done = subprocess.run(
         [sys.executable, "-c", _GRADIENT_OF_GROUPS],
+        cwd=ROOT,
         env={**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0"},
         capture_output=True,
         text=True,

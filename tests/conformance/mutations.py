@@ -1,6 +1,6 @@
 """Breaks the code on purpose, and shows which tests of the suite notice.
 
-  python -m tests.conformance.mutations                   # all, 17 minutes
+  python -m tests.conformance.mutations                   # all, 20 minutes
   python -m tests.conformance.mutations --record          # and keep the results
   python -m tests.conformance.mutations --only=tower,dropout
 
@@ -728,7 +728,7 @@ def main() -> int:
         test = tests[mutation.name] = noticed_by(mutation)
         table.add_row(mutation.name, test or "NONE", f"{time.monotonic() - start:.0f}")
         console.print(f"{mutation.name}: {test or 'NOT NOTICED'}")
-        # It records after each mutation: all take 17 minutes, and a run may be
+        # It records after each mutation: all take 20 minutes, and a run may be
         # interrupted.
         if flags.record:
             record(tests)

@@ -86,6 +86,9 @@ def test_stages_are_the_same_training(update: str) -> None:
     config = clicks_config(update, strategy="model_parallel", num_microbatches=3)
     outcome = Subject.of(config).run(LAYOUT)
     assert_same_training(outcome, reference(update), BOUNDS[update])
+    assert outcome.gradient_norm == pytest.approx(
+        reference(update).gradient_norm, rel=BOUNDS[update]
+    )
 
 
 @pytest.mark.parametrize("update", [further("sgd"), "adagrad"])

@@ -18,5 +18,5 @@ def model(data: Examples) -> keras.Model:
         keras.layers.Dense(data.num_classes, activation="softmax"),
     ]
     network = keras.Sequential([keras.Input(data.input_shape), *layers])
-    network.compile(loss="sparse_categorical_crossentropy")
+    network.compile(loss="sparse_categorical_crossentropy", metrics=["accuracy"])
     return network

@@ -48,7 +48,7 @@ meet = multi_worker_mirrored.wait_for_cluster
 def meet_and_wait(cluster, seconds):
     meet(cluster, seconds)
     have_met.touch()
-    time.sleep(4)
+    time.sleep(7)
 
 multi_worker_mirrored.wait_for_cluster = meet_and_wait
 from trainers.main import main

@@ -124,6 +124,7 @@ def test_a_task_that_waits_accepts_any_number_of_connections() -> None:
         late = stack.enter_context(bound_socket(cluster.computing[1], _TCP))
         task.start()
         while not is_listening(cluster.address):
+            assert task.is_alive()
             time.sleep(0.01)
         place = host_and_port(cluster.address)
         for _ in range(100):

@@ -200,7 +200,7 @@ _OWN_SCHEDULE = """
     [
         pytest.param(3, 4, id="killed"),
         # At the end of an epoch, where less has begun.
-        pytest.param(2, 6, id="more epochs", marks=pytest.mark.exhaustive),
+        pytest.param(2, 6, id="more epochs"),
     ],
 )
 def test_what_callbacks_begin_with_is_not_begun_again(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import pathlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -155,6 +157,10 @@ def test_each_arm_has_each_place_equally_often(num_arms: int, first_seed: int) -
     names = np.array([turn.arm.name for turn in turns]).reshape(-1, num_arms)
     for place in names.T:
         assert list(np.unique(place, return_counts=True)[1]) == [2] * num_arms
+    after = Counter(pair for row in names.tolist() for pair in itertools.pairwise(row))
+    assert all(
+        count == after[second, first] for (first, second), count in after.items()
+    )
     # More seeds do not change the order of earlier ones.
     assert list(names[0]) == [
         turn.arm.name for turn in schedule(arms, [first_seed])[num_arms:]
