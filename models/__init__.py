@@ -37,8 +37,14 @@ def using(setting: str) -> Callable[[], tuple[str, ...]]:
 def _settings_of(name: str) -> tuple[str, ...]:
     source = (pathlib.Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8")
     for node in ast.parse(source).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SETTINGS":
-            return ast.literal_eval(node.value)
+        match node:
+            case (
+                ast.Assign(targets=[ast.Name(id="SETTINGS")], value=value)
+                | ast.AnnAssign(
+                    target=ast.Name(id="SETTINGS"), value=ast.expr() as value
+                )
+            ):
+                return ast.literal_eval(value)
     return ()
 
 

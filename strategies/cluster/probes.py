@@ -57,6 +57,8 @@ def accepts(address: str) -> bool:
     Raises:
       OSError: This process lacks file descriptors or memory.
     """
+    # Without descriptors no name is resolved either, with an error of another kind.
+    socket.socket().close()
     try:
         with _connection_to(address):
             return True

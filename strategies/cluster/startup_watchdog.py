@@ -109,7 +109,7 @@ def _once_signals_are_awaited(function: Callable[[], T]) -> T:
     """
     status = pathlib.Path("/proc/self/status")
     # Linux takes a signal out of the mask of a thread while the thread waits for it.
-    while status.exists() and _blocks_sigterm(status.read_text()):
+    while _blocks_sigterm(status.read_text()):
         time.sleep(0.001)
     return function()
 

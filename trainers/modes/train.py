@@ -147,13 +147,16 @@ class TrainingTask:
             folder=self._folder,
             epochs=epochs,
         )
+        exit_code = ExitCode.DONE
         try:
-            return run.run()
+            exit_code = run.run()
+            return exit_code
         finally:
             if self.config.model.script is not None:
                 # The program's own code follows, for any time.
                 self._watchdog.note(PROGRAM)
-                self._signals.give_back_passed_on()
+                if exit_code == ExitCode.DONE:
+                    self._signals.give_back_passed_on()
 
     def _reporter(self, parts: TrainingParts, metrics: RunMetrics) -> NullReporter:
         if not isinstance(self._folder, TrainingDir):
@@ -197,7 +200,7 @@ class TrainingTask:
 
     def _shutdown_servers(self, exit_code: int) -> None:
         self._errors.attempt(
-            "other tasks cannot be told how the run has ended",
+            "some tasks cannot be told how the run has ended",
             lambda: self.strategy.shutdown_servers(
                 functools.partial(self._folder.shutdown_path, self.cluster), exit_code
             ),

@@ -272,17 +272,26 @@ class ThroughputMeter:
         if is_warm > self._is_warm or self._num_calls <= WARM_UP_CALLS + 1:
             self._forget()
         self._is_warm = is_warm
-        self._steps.append(_steps_of(report))
-        self._seconds += report.call_seconds
-        while self._seconds >= WINDOW_SECONDS:
-            self._end_window()
+        steps = _steps_of(report)
+        self._steps.append(steps)
+        self._seconds += float(steps[:, 1].sum())
+        if self._seconds >= WINDOW_SECONDS:
+            self._end_windows()
 
-    def _end_window(self) -> None:
+    def _end_windows(self) -> None:
         steps = np.concatenate(self._steps)
-        end = int(np.searchsorted(steps[:, 1].cumsum(), WINDOW_SECONDS)) + 1
-        self._steps, self._seconds = [steps[end:]], float(steps[end:, 1].sum())
+        times = steps[:, 1].cumsum()
+        begin, began = 0, 0.0
+        while times[-1] - began >= WINDOW_SECONDS:
+            end = int(np.searchsorted(times, began + WINDOW_SECONDS)) + 1
+            self._keep(steps[begin:end])
+            begin, began = end, float(times[min(end, len(times)) - 1])
+        self._steps, self._seconds = [steps[begin:].copy()], float(times[-1] - began)
+
+    def _keep(self, window: np.ndarray) -> None:
         if self._num_windows % self._stride == 0:
-            self._windows.append(steps[:end])
+            # A part of an array would keep the whole, which may be a long call.
+            self._windows.append(window.copy())
         self._num_windows += 1
         if len(self._windows) > MOST_KEPT_WINDOWS:
             self._stride *= 2
@@ -298,8 +307,8 @@ class ThroughputMeter:
         if not self._steps:
             return {"examples_per_second": None, "step_milliseconds": None}
         unfinished = np.concatenate(self._steps)
-        step_seconds = np.concatenate([*self._windows, unfinished])[:, 3]
-        percentiles = map(float, np.percentile(1e3 * step_seconds, (50, 90, 99)))
+        durations = np.concatenate([*self._windows, unfinished])[:, 4]
+        percentiles = map(float, np.percentile(1e3 * durations, (50, 90, 99)))
         # One window, and no mean of two: its speed and its times belong together.
         windows = sorted(
             self._windows or [unfinished], key=lambda steps: -_speed_of(steps)
@@ -311,29 +320,28 @@ class ThroughputMeter:
                 **dict(
                     zip(("p50", "p90", "p99"), map(float, percentiles), strict=True)
                 ),
-                **_milliseconds(len(median), *median[:, 1:].sum(axis=0)),
+                **_milliseconds(len(median), *median[:, 1:4].sum(axis=0)),
             },
         }
 
 
 def _steps_of(report: StepEvent) -> np.ndarray:
-    """Returns examples, seconds, and seconds of input and with input, [steps, 4].
+    """Returns the steps of a call, [steps, 5].
 
-    The seconds add up to the time of the call.
+    The columns are examples, seconds that add up to the time of the call, seconds of
+    input, seconds with input, and the duration of a single step.
     """
     results = report.results
-    shares = results.step_seconds
+    # The clock of steps is the machine's, which may be set back.
+    durations = np.maximum(results.step_seconds, 0)
+    columns = [results.sums["examples"], durations, results.input_seconds, durations]
     if results.workers is not None:
-        # In the order of workers, not of time.
-        shares = np.ones_like(shares)
-    seconds = report.call_seconds * shares / max(shares.sum(), 1e-9)
-    return np.stack(
-        [
-            *(results.sums["examples"], seconds),
-            *(results.input_seconds, results.step_seconds),
-        ],
-        axis=1,
-    )
+        # In the order of workers, not of time: a window has a part of all of them.
+        columns = [np.full(len(column), np.mean(column)) for column in columns]
+    if columns[1].sum() <= 0:
+        columns[1] = np.ones(len(durations))
+    columns[1] = report.call_seconds * columns[1] / max(columns[1].sum(), 1e-9)
+    return np.stack([*columns, durations], axis=1)
 
 
 def _speed_of(steps: np.ndarray) -> float:

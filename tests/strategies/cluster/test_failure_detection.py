@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
+import resource
 import signal
 import socket
 
@@ -40,6 +43,22 @@ def test_a_shortage_of_this_process_blames_no_other_task(
         pytest.raises(tf.errors.UnavailableError, match="too many"),
         translate_peer_errors(Cluster(job="worker", addresses=addresses)),
     ):
+        raise tf.errors.UnavailableError(None, None, "too many open files")
+
+
+def test_names_that_a_process_cannot_resolve_are_not_lost_tasks() -> None:
+    """A process without descriptors gets an error of another kind by `getaddrinfo`."""
+    addresses = {"worker": ("localhost:1", "localhost:2")}
+    with contextlib.ExitStack() as stack:
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        with open(os.devnull) as file:
+            lowest = file.fileno()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+        stack.enter_context(pytest.raises(tf.errors.UnavailableError))
+        stack.enter_context(
+            translate_peer_errors(Cluster(job="worker", addresses=addresses))
+        )
         raise tf.errors.UnavailableError(None, None, "too many open files")
 
 

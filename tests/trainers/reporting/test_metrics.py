@@ -50,7 +50,7 @@ def test_parts_of_a_step_add_up_to_the_time_of_its_examples() -> None:
     meter = ThroughputMeter()
     for _ in range(20):
         # A tenth of a call is Python's, which is no part of a step.
-        meter(_event(0.1, [64, 64, 36], [0.04, 0.03, 0.02]))
+        meter(_event(0.1, [64] * 3, [0.04, 0.03, 0.02]))
     summary = meter.summary()
     parts = summary["step_milliseconds"]
     assert sum(parts[name] for name in ("input", "compute", "rest")) == pytest.approx(
@@ -58,8 +58,7 @@ def test_parts_of_a_step_add_up_to_the_time_of_its_examples() -> None:
     )
     assert parts["rest"] == pytest.approx(0.1 * parts["total"])
     assert parts["input"] == pytest.approx(0.25 * 0.9 * parts["total"])
-    # The window ends with the step that fills it.
-    per_step = 1e3 * 164 / 3 / summary["examples_per_second"]
+    per_step = 1e3 * 64 / summary["examples_per_second"]
     assert parts["total"] == pytest.approx(per_step)
 
 
@@ -92,6 +91,31 @@ def test_speed_of_workers_is_that_of_all_of_them() -> None:
         event.results.workers = np.array(["worker-0"] * 80 + ["worker-1"] * 20)
         meter(event)
     assert meter.summary()["examples_per_second"] == pytest.approx(1000)
+    parts = meter.summary()["step_milliseconds"]
+    assert parts["p50"] == 5
+    # Of the mean step: a quarter of its 10 ms is input, and nothing is Python's.
+    assert parts["input"] == pytest.approx(2.5)
+    assert parts["rest"] == pytest.approx(0, abs=1e-9)
+
+
+def test_a_clock_that_is_set_back_changes_one_call_alone() -> None:
+    meter = ThroughputMeter()
+    for call in range(100):
+        steps = np.full(50, 1e-3)
+        if call == 20:
+            steps[7] -= 1
+        meter(_event(0.05, [64] * 50, steps))
+    assert meter.summary()["examples_per_second"] == pytest.approx(64_000)
+    assert len(meter._windows) == 9
+
+
+def test_long_calls_take_no_more_memory_than_their_windows() -> None:
+    meter = ThroughputMeter()
+    for _ in range(4):
+        meter(_event(10, [64] * 1_000))
+    assert all(window.base is None for window in meter._windows)
+    # Two calls of warm-up, and less than a window of 0.5 s at the end.
+    assert 1_940 < sum(map(len, meter._windows)) <= 2_000
 
 
 def test_percentiles_are_of_the_milliseconds_of_single_steps() -> None:

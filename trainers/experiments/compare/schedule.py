@@ -40,14 +40,13 @@ def schedule(arms: Sequence[Arm], seeds: Iterable[int]) -> list[Turn]:
     """Returns a warm-up of every arm, then for each seed a run of every arm.
 
     All arms of a seed run close together, because they are compared by seed: a machine
-    that becomes slower affects all arms alike. In as many seeds as there are arms each
-    arm has each place once, and in the next as many the order is reversed, so that none
-    profits from being first more often, or from following the same arm. The order
-    depends on the seed only; a comparison that is resumed keeps it.
+    that becomes slower affects all arms alike. In any consecutive seeds, as many as
+    there are arms, each arm has each place once, so that none profits from being first
+    more often. The order depends on the seed only; a comparison that is resumed keeps
+    it.
     """
     turns = [Turn(arm, None) for arm in arms]
     for seed in seeds:
-        rounds, first = divmod(seed, len(arms))
-        rotated = [*arms[first:], *arms[:first]]
-        turns += [Turn(arm, seed) for arm in rotated[:: -1 if rounds % 2 else 1]]
+        first = seed % len(arms)
+        turns += [Turn(arm, seed) for arm in (*arms[first:], *arms[:first])]
     return turns

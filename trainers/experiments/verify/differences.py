@@ -158,6 +158,9 @@ def _relative(found: np.ndarray, expected: np.ndarray, smallest: float) -> float
         return 0.0
     if found.shape != expected.shape:
         return np.inf
+    # Of state that is NaN until it is set, places may be NaN in both.
+    is_unset = np.isnan(found) & np.isnan(expected)
+    found, expected = found[~is_unset], expected[~is_unset]
     difference = float(np.linalg.norm(found - expected))
     scale = max(float(np.linalg.norm(expected)), smallest)
     relative = difference / scale if scale else np.inf

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import pathlib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -152,15 +150,11 @@ def test_a_warm_up_is_a_line_without_a_terminal(
 @pytest.mark.parametrize("first_seed", [0, 1, 7])
 def test_each_arm_has_each_place_equally_often(num_arms: int, first_seed: int) -> None:
     arms = [Arm(name=str(index), config=Config()) for index in range(num_arms)]
-    seeds = range(first_seed, first_seed + 2 * num_arms)
+    seeds = range(first_seed, first_seed + num_arms)
     turns = [t for t in schedule(arms, seeds) if t.seed is not None]
     names = np.array([turn.arm.name for turn in turns]).reshape(-1, num_arms)
     for place in names.T:
-        assert list(np.unique(place, return_counts=True)[1]) == [2] * num_arms
-    after = Counter(pair for row in names.tolist() for pair in itertools.pairwise(row))
-    assert all(
-        count == after[second, first] for (first, second), count in after.items()
-    )
+        assert list(np.unique(place, return_counts=True)[1]) == [1] * num_arms
     # More seeds do not change the order of earlier ones.
     assert list(names[0]) == [
         turn.arm.name for turn in schedule(arms, [first_seed])[num_arms:]
@@ -169,7 +163,7 @@ def test_each_arm_has_each_place_equally_often(num_arms: int, first_seed: int) -
 
 def test_a_terminal_of_80_columns_shows_the_state_of_20_seeds() -> None:
     progress = Progress(Console())
-    arms = [Arm(name=name, config=Config()) for name in ("one_device", "tower-async")]
+    arms = [Arm(name=name, config=Config()) for name in ("tower-async", "one_device")]
     turns = schedule(arms, range(20))
     progress.expect(turns)
     for turn in turns[:-1]:

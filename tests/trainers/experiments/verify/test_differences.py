@@ -74,6 +74,8 @@ def test_state_that_is_not_set_yet_is_equal_to_itself(tmp_path: pathlib.Path) ->
     assert found.identical
     assert found.quantities()["weights"].relative == 0
     assert constants_of(reference) == {"unset"}
+    beside = changed(layer_state={"unset": np.array([1.5, np.nan])})
+    assert agreement(2, beside, expected).quantities()["weights"].relative == 0.5
     set_ = changed(layer_state={"unset": np.array([1.0, 2.0])})
     assert agreement(2, set_, expected).quantities()["weights"].relative == math.inf
 
