@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import pathlib
 from collections.abc import Callable
@@ -34,6 +35,7 @@ def using(setting: str) -> Callable[[], tuple[str, ...]]:
     return lambda: tuple(name for name in names() if setting in _settings_of(name))
 
 
+@functools.cache
 def _settings_of(name: str) -> tuple[str, ...]:
     source = (pathlib.Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8")
     for node in ast.parse(source).body:

@@ -52,7 +52,7 @@ def is_listening(address: str) -> bool:
 
 
 def accepts(address: str) -> bool:
-    """Returns what `is_listening` does, if this process is able to look.
+    """Returns whether a process accepts connections, if this one is able to look.
 
     Raises:
       OSError: This process lacks file descriptors or memory.

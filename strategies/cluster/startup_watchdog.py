@@ -9,7 +9,6 @@ for itself (xla/tsl/distributed_runtime/preemption/preemption_notifier.cc,
 
 from __future__ import annotations
 
-import functools
 import os
 import pathlib
 import re
@@ -71,8 +70,10 @@ class StartUpWatchdog:
             threading.Thread(target=self._watch, daemon=True).start()
             with ThreadPoolExecutor(max_workers=1) as pool:
                 result = pool.submit(_once_signals_are_awaited, function)
-                wake = functools.partial(signal.pthread_kill, threading.get_ident())
-                result.add_done_callback(lambda _: wake(_HAS_RETURNED))
+                main = threading.get_ident()
+                result.add_done_callback(
+                    lambda _: signal.pthread_kill(main, _HAS_RETURNED)
+                )
                 while not result.done():
                     received = signal.sigwait(waited_for)
                     if received in self._signals:

@@ -12,8 +12,8 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-# Is in a warning about what makes a training depend on the number of replicas, by which
-# `--mode=verify` knows it among other warnings.
+# Words by which `--mode=verify` knows a warning that a training depends on the number
+# of replicas.
 NUMBER_MATTERS = "so that their number matters"
 
 

@@ -16,7 +16,7 @@ from trainers.run_dir.run_dir import RunDir
 
 # Deterministic outcomes: a rerun would end the same way.
 _FINAL = ("completed", "diverged")
-# Of the average step in result.json; the first is the sum of the others.
+# Parts of the average step in result.json. The first is the sum of the others.
 PARTS_OF_A_STEP = ("total", "input", "compute", "rest")
 _ALWAYS = ("eval_loss", "eval_accuracy")
 # The seconds of a run that was interrupted are those of its last process, and what was

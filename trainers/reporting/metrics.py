@@ -227,7 +227,7 @@ def _distribution(counts: Counter[int]) -> dict[str, Any]:
 
 # As long as the longest calls of a strategy, which end with many updates at once.
 WINDOW_SECONDS = 0.5
-# A run of days has a million windows, and one of 5,000 short steps takes 160 KB.
+# A run of days has a million windows, and one of 5,000 short steps takes 200 KB.
 MOST_KEPT_WINDOWS = 1 << 9
 
 
@@ -269,7 +269,8 @@ class ThroughputMeter:
         if self._is_warm and not is_warm:
             return
         # At least one call remains, a later one.
-        if is_warm > self._is_warm or self._num_calls <= WARM_UP_CALLS + 1:
+        is_first_warm = is_warm and not self._is_warm
+        if is_first_warm or self._num_calls <= WARM_UP_CALLS + 1:
             self._forget()
         self._is_warm = is_warm
         steps = _steps_of(report)
@@ -338,10 +339,11 @@ def _steps_of(report: StepEvent) -> np.ndarray:
     if results.workers is not None:
         # In the order of workers, not of time: a window has a part of all of them.
         columns = [np.full(len(column), np.mean(column)) for column in columns]
-    if columns[1].sum() <= 0:
-        columns[1] = np.ones(len(durations))
-    columns[1] = report.call_seconds * columns[1] / max(columns[1].sum(), 1e-9)
-    return np.stack([*columns, durations], axis=1)
+    examples, shares, input_seconds, step_seconds = columns
+    if shares.sum() <= 0:
+        shares = np.ones(len(durations))
+    seconds = report.call_seconds * shares / max(shares.sum(), 1e-9)
+    return np.stack([examples, seconds, input_seconds, step_seconds, durations], axis=1)
 
 
 def _speed_of(steps: np.ndarray) -> float:
