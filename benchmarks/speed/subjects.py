@@ -22,7 +22,8 @@ _GLOBAL_BATCH_SIZES = dict.fromkeys(("mlp", "digits", "transformer"), 64)
 _GLOBAL_BATCH_SIZES |= dict.fromkeys(("convnet", "dense"), 128)
 # For both sides, so that neither gains by its choice.
 _STEPS_PER_CALL = {"mlp": 50, "digits": 20, "convnet": 5, "transformer": 20}
-_LOOP_STEPS = {"mlp": 10_000, "digits": 2_000, "convnet": 150, "transformer": 2_000}
+# Some seconds, so that several windows of half a second are measured on both sides.
+_LOOP_STEPS = {"mlp": 50_000, "digits": 2_000, "convnet": 150, "transformer": 2_000}
 _REPLICAS = {1: "--strategy=one_device", 2: "--strategy=mirrored --num_replicas=2"}
 _WORKERS = "--strategy=multi_worker_mirrored --num_workers=2"
 
