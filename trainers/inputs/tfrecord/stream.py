@@ -36,7 +36,7 @@ from trainers.inputs.tfrecord.stream_batches import StreamBatches
 _FILES_AT_A_TIME = 8
 _RECORDS_OF_A_TURN = 16
 # Bounds of the default. With a buffer of 860 MB, 8,000 records, reading took 1.4 times
-# as long as with one of 128 MiB (docs/performance.md).
+# as long as with one of 128 MiB (docs/performance_history.md).
 _SHUFFLE_BUFFER_EXAMPLES = 10_000
 _SHUFFLE_BUFFER_BYTES = 128 << 20
 # Separates these random numbers from others with the key (seed, epoch).
