@@ -2,9 +2,9 @@
 
 XLA makes one program of many operations. On CPUs that pays for dense networks, whose
 operations are shorter than the time to start them, and costs much for convolutions: the
-step of a convnet took 72 ms in place of 30, and its loop 2,900.
-So `auto` decides by the model's layers, the device and the strategy, and not by
-measuring, after which two runs of one command could differ in their last bits.
+step of a convnet took 72 ms in place of 30, and its loop 2,900. So `auto` decides by
+the model's layers, the device and the strategy, and not by measuring, after which two
+runs of one command could differ in their last bits.
 """
 
 from __future__ import annotations
