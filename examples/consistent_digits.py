@@ -1,9 +1,6 @@
 """A custom loss: an image and a shifted copy of it must give the same prediction.
 
-  python -m trainers.main --script=examples/consistent_digits.py --strategy=mirrored
-
-Each replica computes the loss of its rows. Gradients, their sum, checkpoints and
-summaries work as for any other program.
+python -m trainers.main --script=examples/consistent_digits.py --strategy=mirrored
 """
 
 import keras
@@ -13,15 +10,15 @@ _WEIGHT = 0.5
 
 
 class Consistent(keras.Model):
-    """A model whose loss grows with the difference of its logits for a moved image."""
+    """Classifier whose loss also compares the logits of an image and a shifted copy."""
 
     def compute_loss(
         self, x=None, y=None, y_pred=None, sample_weight=None, training=True
     ):
         """Returns cross entropy and the mean square of the difference."""
-        moved = self(keras.ops.roll(x, 1, axis=2), training=training)
+        shifted = self(keras.ops.roll(x, 1, axis=2), training=training)
         loss = super().compute_loss(x, y, y_pred, sample_weight)
-        return loss + _WEIGHT * keras.ops.mean(keras.ops.square(y_pred - moved))
+        return loss + _WEIGHT * keras.ops.mean(keras.ops.square(y_pred - shifted))
 
 
 keras.utils.set_random_seed(0)

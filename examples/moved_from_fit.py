@@ -1,4 +1,4 @@
-"""The script of plain_fit.py, moved here: every strategy, checkpoints, comparisons.
+"""Model and data of plain_fit.py, as two functions that flags name.
 
   python -m trainers.main --model=examples.moved_from_fit:model --epochs=20 \
     --dataset=examples.moved_from_fit:digits --learning_rate=0.003 --strategy=mirrored

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 
 
 def digits() -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Images [n, 8, 8, 1], and of each its digit [n] and its mean brightness [n, 1]."""
+    """Returns images [n, 8, 8, 1], their digits [n] and mean brightness [n, 1]."""
     images, labels = load_digits(return_X_y=True)
     images = (images / 16).astype(np.float32)
     ink = images.mean(axis=1, keepdims=True)
@@ -23,7 +23,7 @@ def digits() -> tuple[np.ndarray, dict[str, np.ndarray]]:
 
 
 def relative_error(true: tf.Tensor, predicted: tf.Tensor) -> tf.Tensor:
-    """Returns the loss of each example, [n], as `fit` expects it, too."""
+    """Returns the loss of each example, [n]."""
     return tf.reduce_mean(tf.abs(predicted - true) / true, axis=-1)
 
 

@@ -38,10 +38,10 @@ _SECONDS_BETWEEN_LOOKS = 0.5
 
 
 class Task:
-    """One task of the cluster, on whichever node it has been put."""
+    """One task of the cluster, an actor on some node."""
 
     def __init__(self) -> None:
-        # Held until the program takes the port itself.
+        # Reserves the port until the program opens it.
         self._port = socket.create_server(("", 0))
         self._program: subprocess.Popen[bytes] | None = None
 
@@ -142,12 +142,13 @@ def _highest_exit_code(tasks: Sequence, runs: Sequence) -> int:
 def main() -> int:
     """Reads the command line, and connects to Ray or starts it on this machine."""
     parser = argparse.ArgumentParser(description="Trains on a Ray cluster.")
-    parser.add_argument("--address", help="of the cluster; without, one starts here")
-    parser.add_argument("--num_workers", type=int, default=2)
-    parser.add_argument("--num_ps", type=int, default=0, help="and a chief, if any")
-    parser.add_argument("--cpus", type=float, default=1.0, help="of each task")
-    parser.add_argument("--gpus", type=float, default=0.0, help="of each task")
-    parser.add_argument("arguments", nargs="*", help="of trainers.main, after --")
+    add = parser.add_argument
+    add("--address", help="Address of the cluster. By default one is started here.")
+    add("--num_workers", type=int, default=2, help="Number of workers.")
+    add("--num_ps", type=int, default=0, help="Parameter servers; a chief is added.")
+    add("--cpus", type=float, default=1.0, help="Cores of each task.")
+    add("--gpus", type=float, default=0.0, help="GPUs of each task.")
+    add("arguments", nargs="*", help="Arguments of trainers.main, after --.")
     given = parser.parse_args()
     num_tasks = {"worker": given.num_workers}
     if given.num_ps:

@@ -1,6 +1,7 @@
-"""A script as one finds it: Keras's own `fit`, on one device.
+"""A plain Keras program: it knows nothing of this project.
 
 python examples/plain_fit.py
+python -m trainers.main --script=examples/plain_fit.py --strategy=mirrored
 """
 
 import keras

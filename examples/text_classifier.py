@@ -12,7 +12,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 
-_WORDS_OF_A_SENTENCE = 16
+_SENTENCE_LENGTH = 16
 _THINGS = ("the food", "the room", "this film", "the service", "our guide", "that book")
 _GOOD = ("good", "lovely", "great", "charming", "delicious", "clever")
 _BAD = ("bad", "awful", "dull", "dirty", "rude", "bland")
@@ -20,12 +20,12 @@ _MORE = ("", "really ", "rather ", "quite ")
 
 
 def reviews() -> tuple[np.ndarray, np.ndarray]:
-    """Sentences as word ids [n, 16], 0 where there is no word, and 1 for praise [n]."""
+    """Returns sentences as word ids [n, 16], padded with 0, and 1 for praise [n]."""
     random = np.random.default_rng(seed=0)
     pairs = [_sentence(random) for _ in range(3_000)]
     vocabulary = sorted({word for text, _ in pairs for word in text.split()})
     ids = {word: index for index, word in enumerate(vocabulary, start=1)}
-    features = np.zeros([len(pairs), _WORDS_OF_A_SENTENCE], np.int64)
+    features = np.zeros([len(pairs), _SENTENCE_LENGTH], np.int64)
     for row, (text, _) in enumerate(pairs):
         words = [ids[word] for word in text.split()]
         features[row, : len(words)] = words
@@ -33,7 +33,7 @@ def reviews() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _sentence(random: np.random.Generator) -> tuple[str, bool]:
-    """Returns a sentence and its class, which is that of the part after "but"."""
+    """Returns a sentence and its class, which the part after "but" decides."""
     text, is_praise = _clause(random)
     if random.random() < 0.5:
         more, is_praise = _clause(random)
@@ -52,13 +52,11 @@ def _clause(random: np.random.Generator) -> tuple[str, bool]:
 def model() -> keras.Model:
     """Embeds words and their places, then one block of attention, then logits."""
     width = 32
-    words = keras.Input([_WORDS_OF_A_SENTENCE], dtype="int64", name="words")
-    # Of `words`, because a layer that is called on a constant is none of the model's.
+    words = keras.Input([_SENTENCE_LENGTH], dtype="int64", name="words")
+    # A layer that is called on a constant would not be a layer of the model.
     places = keras.ops.cumsum(keras.ops.ones_like(words), axis=1) - 1
     embedded = keras.layers.Embedding(64, width, mask_zero=True, name="word")(words)
-    embedded += keras.layers.Embedding(_WORDS_OF_A_SENTENCE, width, name="place")(
-        places
-    )
+    embedded += keras.layers.Embedding(_SENTENCE_LENGTH, width, name="place")(places)
     attended = keras.layers.MultiHeadAttention(num_heads=2, key_dim=16)(
         embedded, embedded
     )

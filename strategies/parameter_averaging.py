@@ -54,7 +54,7 @@ class ParameterAveraging(Strategy):
         matches_one_device=False,
         sums_in_forward_pass=True,
         averages=("parameters",),
-        summary="A copy of the weights per device, trained alone, averaged at times.",
+        summary="A copy of the weights per device, weights averaged every few steps.",
     )
 
     def __init__(self, devices: Sequence[str], config: StrategyConfig):

@@ -60,7 +60,7 @@ class Tower(Strategy):
         reuses_traces=True,
         applies_in_branches=True,
         exchange="reduce_to_one",
-        summary="Towers written out: weights on one device, gradients brought there.",
+        summary="Towers written out: weights on one device, gradients summed there.",
     )
 
     def __init__(

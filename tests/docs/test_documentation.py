@@ -32,6 +32,7 @@ OTHER_PAGES = {"docs/add_a_strategy.md", "docs/reference.md"}
 PAGES = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
 DOCUMENTS = (
     *("README.md", "BUILD.md", "CHANGELOG.md", "CONTRIBUTING.md", "deploy/README.md"),
+    "examples/README.md",
     *sorted(PAGES - OTHER_PAGES),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import json
 import re
 from collections.abc import Iterator
 
@@ -47,10 +48,16 @@ def docstrings(part: str) -> list[tuple[str, str]]:
 
 def documents() -> Iterator[tuple[str, str]]:
     """Yields the name and text of each document, without blocks of code and output."""
-    names = ("README.md", "BUILD.md", "CONTRIBUTING.md", "deploy/README.md")
-    for path in (*(ROOT / name for name in names), *(ROOT / "docs").glob("*.md")):
+    folders = (ROOT, ROOT / "docs", ROOT / "deploy", ROOT / "examples")
+    for path in (path for folder in folders for path in folder.glob("*.md")):
         text = path.read_text(encoding="utf-8")
         prose = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.M | re.S)
+        yield str(path.relative_to(ROOT)), prose
+    for path in (ROOT / "examples").glob("*.ipynb"):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        prose = "\n".join(
+            "".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"
+        )
         yield str(path.relative_to(ROOT)), prose
 
 
