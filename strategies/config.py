@@ -118,9 +118,8 @@ class StrategyConfig:
     )
     outer_optimizer: str = setting(
         "none",
-        "Way to average parameters. none: the mean. sgd or nesterov: a step from the "
-        "weights of the last average, whose gradient is their difference from the "
-        "mean (DiLoCo).",
+        "Optimizer that is applied at each average of parameters (DiLoCo). Its "
+        "gradient is the last average minus the new mean. none: take the new mean.",
         choices=("none", "sgd", "nesterov"),
         used_by=_OF_AVERAGES,
     )
@@ -256,8 +255,8 @@ class StrategyConfig:
     )
     max_restarts: int | None = setting(
         None,
-        "How often lost tasks of a cluster on this machine start again, from the "
-        "newest checkpoint. Progress gives all restarts back. 0: never. Default: "
+        "Restarts, from the newest checkpoint, of lost tasks of a cluster on this "
+        "machine. Progress resets the count. 0: none. Default: "
         f"{_DEFAULT_MAX_RESTARTS}.",
         minimum=0,
         maximum=1_000,
@@ -274,16 +273,15 @@ class StrategyConfig:
     )
     emulated_bandwidth_mbit: float | None = setting(
         None,
-        "Give each task of a cluster that is started on this machine an address and "
-        "an interface of its own, which sends and receives at most so many megabits a "
-        "second. Default: loopback, without a limit.",
+        "Megabits a second that each task of a cluster on this machine sends and "
+        "receives at most, over an emulated network. Default: loopback, no limit.",
         above=0,
         maximum=100_000,
         used_by=_OF_CLUSTERS,
     )
     allow_remote_hosts: bool = setting(
         False,
-        "Let TF_CONFIG or Slurm name other hosts than this one's loopback. TensorFlow "
+        "Accept hosts other than loopback in TF_CONFIG or from Slurm. TensorFlow "
         "servers ask for no password, encrypt nothing and run any graph sent to them.",
         used_by=_OF_CLUSTERS,
     )

@@ -20,23 +20,24 @@ from trainers.config.used_settings import deciding_on, values_with_effect
 _MOST_COLUMNS, _FEWEST_COLUMNS = 80, 40
 
 _ABOUT = (
-    "Trains a Keras model under a distribution strategy. Change --strategy, and the "
-    "same training is done in another way. Every run is a folder with its settings, "
-    "curves, checkpoints and a result.json."
+    "Trains a Keras model, or a Keras program with --script=train.py, under a "
+    "distribution strategy. Change --strategy, and the same training is done in "
+    "another way. Every run is a folder with its settings, curves, checkpoints and a "
+    "result.json."
 )
 _FIRST_COMMANDS = (
     "python -m trainers.main --strategy=mirrored --run_dir=runs/first",
     "python -m trainers.main --mode=evaluate --run_dir=runs/first",
 )
 _FURTHER_PAGES = (
-    "Each strategy and mode has a page with the flags that no other has: "
+    "Each strategy and mode has a page with its own flags: "
     "--strategy=parameter_server --help, --mode=compare --help."
 )
 
 _HOW_TO_READ = (
     "The value after = is the default. Without a default, capitals name the kind of "
-    "value: N a whole number, X a number, LIST values with commas between them. A "
-    "switch such as --[no]verbose is off unless its text says otherwise."
+    "value: N an integer, X a number, LIST values separated by commas. A switch such "
+    "as --[no]verbose is off unless its text says otherwise."
 )
 
 # Flags that are no settings of a run -> text.
@@ -70,23 +71,23 @@ class Mode:
 MODES: Mapping[str, Mode] = {
     "train": Mode(
         "Train a model. The default.",
-        "Into --run_dir, or a new folder under runs/. Strategies of several processes "
-        "start their cluster on this machine, unless TF_CONFIG or Slurm says that this "
-        "process is a task of one.",
+        "Writes into --run_dir, or a new folder under runs/. Strategies of several "
+        "processes start their cluster on this machine, unless TF_CONFIG or Slurm says "
+        "that this process is a task of one.",
         "--strategy=tower --num_replicas=4 --run_dir=runs/first --resume=auto",
     ),
     "evaluate": Mode(
         "Evaluate the newest checkpoint of --run_dir.",
-        "On the examples that were held out, with the settings of the run; strategy "
-        "and devices may be others. Prints loss and metrics, writes nothing. A model "
-        "or data of your own, and paths, must be given again.",
+        "Uses the examples that were held out and the settings of the run; strategy "
+        "and devices may be others. Prints loss and metrics, writes nothing. Give a "
+        "model or data of your own, and paths, again.",
         "--mode=evaluate --run_dir=runs/first",
     ),
     "verify": Mode(
         "Check that --strategies train the same as one_device.",
-        "From the same weights over the same batches, every step is compared. The "
-        "verdict is identical, equivalent or different, with the likely cause, in "
-        "verify.json. Exit code 4 if one is different.",
+        "Compares every step, from the same weights over the same batches. The verdict "
+        "is identical, equivalent or different, with the likely cause, in verify.json. "
+        "Exit code 4 if one is different.",
         "--mode=verify --strategies=tower,mirrored --train_steps=20",
     ),
     "compare": Mode(
@@ -107,9 +108,9 @@ MODES: Mapping[str, Mode] = {
     ),
     "explain": Mode(
         "Find where the time of a step goes, and why.",
-        "Trains once with clocks inside the steps. Shows the shares of each task and "
-        "replica, names the cause if one stands out, and the change to make, in "
-        "explain.html, explain.json and trace.json.",
+        "Trains once with clocks inside the steps. Shows how each task and replica "
+        "spent its time. Names the cause, if one stands out, and the change to make. "
+        "Writes explain.html, explain.json and trace.json.",
         "--mode=explain --strategy=multi_worker_mirrored --num_workers=2 "
         "--train_steps=300",
     ),
@@ -121,7 +122,7 @@ MODES: Mapping[str, Mode] = {
         "--mode=doctor --strategy=multi_worker_mirrored --num_workers=3",
     ),
     "devices": Mode(
-        "List this machine's devices, and where replicas would be.",
+        "List this machine's devices, and which of them replicas would use.",
         "Writes nothing.",
         "--mode=devices --strategy=tower --num_replicas=4",
     ),

@@ -65,9 +65,8 @@ class ComparisonConfig:
 
     strategies: tuple[str, ...] | None = setting(
         None,
-        "Strategies that --mode=compare compares with each other, --mode=verify with "
-        "one_device, and --mode=predict on a larger cluster, with the same other "
-        "settings.",
+        "Strategies to compare with each other (--mode=compare) or with one_device "
+        "(verify), or to predict (predict). All other settings are shared.",
         choices=registry.names,
         used_by={"mode": ("compare", "verify", "predict")},
     )
@@ -113,8 +112,7 @@ class ComparisonConfig:
     )
     drop_losers: bool = setting(
         False,
-        "With --until=verdict, run an arm no more once another one is shown to be "
-        "faster.",
+        "With --until=verdict, stop running an arm once another is shown to be faster.",
         used_by=_OF_COMPARISONS,
     )
     tune: str | None = setting(

@@ -58,9 +58,9 @@ class DataConfig:
     )
     sharding: str = setting(
         "exact",
-        "How tfrecord is read. exact holds all examples in memory. The others read "
-        "files as a stream: example gives each process its rows of every global "
-        "batch, file gives it files of its own, which makes other global batches.",
+        "How tfrecord is read. exact: all examples, held in memory. example: a stream, "
+        "of which each process takes its rows of every global batch. file: a stream "
+        "of a process's own files, which makes other global batches.",
         choices=("exact", "example", "file"),
     )
     shuffle_buffer_examples: int | None = setting(

@@ -27,7 +27,7 @@ class GuardConfig:
     # can be rejected where it has no effect.
     max_rollbacks: int | None = setting(
         None,
-        "How often a run may go back before it stops after all. Default: "
+        "Rollbacks before the run stops with exit code 3. Default: "
         f"{_DEFAULT_MAX_ROLLBACKS}.",
         minimum=1,
         maximum=1_000_000,
@@ -36,9 +36,8 @@ class GuardConfig:
     )
     stall_timeout_seconds: float | None = setting(
         600.0,
-        "How long a task may make no progress: no step, evaluation or checkpoint that "
-        "ends. Then all print where they are, and end with exit code 138. none: for "
-        "ever.",
+        "End with stack traces and exit code 138 after this long without a finished "
+        "step, evaluation or checkpoint. none: never.",
         above=0,
         has_flag=False,
     )

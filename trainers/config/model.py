@@ -52,8 +52,8 @@ class ModelConfig:
     )
     perturb_initial_weights: bool = setting(
         False,
-        "Change every initial weight by its last bit, up or down: the difference from "
-        "a run without it shows how the training amplifies rounding.",
+        "Change the last bit of every initial weight, up or down, to measure how the "
+        "training amplifies rounding.",
         has_flag=False,
     )
     loss: str | None = setting(
@@ -104,8 +104,8 @@ class ModelConfig:
     )
     disable_layers: tuple[str, ...] | None = setting(
         None,
-        "Kinds of layers that do in training what they do in inference, to see what "
-        "they change. Also those of a model of your own.",
+        "Kinds of layers to call as in inference during training, to see their effect. "
+        "Also those of a model of your own.",
         choices=("dropout", "batch_normalization"),
         has_flag=False,
     )
@@ -117,23 +117,23 @@ class ModelConfig:
     )
     jit_compile: str = setting(
         "auto",
-        "What XLA compiles: on: the whole loop of one_device if it can, else what a "
-        "replica computes, once for each number of rows; auto: that loop for networks "
-        "of dense layers on CPUs, where it pays.",
+        "Compilation by XLA. auto: the loop of one_device on CPUs, if the model "
+        "consists of dense layers, attention and small embeddings. on: that loop if "
+        "possible, else each replica's computation, once for each number of rows.",
         choices=("auto", "on", "off"),
     )
     dtype: str = setting(
         "float32",
-        "Precision: the mixed ones compute in 16 bits and keep float32 weights; "
+        "Precision. The mixed ones compute in 16 bits, with float32 weights; "
         "mixed_float16 scales the loss. A model of your own may set another policy.",
         choices=DTYPES,
     )
 
     ballast: bool = setting(
         False,
-        "Train weights beside the model's that compute nothing, as many bytes again, "
-        "and 1 MiB at least: the difference is what sending and applying gradients of "
-        "that size takes. --mode=predict adds them to some of its runs.",
+        "Add weights that compute nothing, of as many bytes as the model's and at "
+        "least 1 MiB, to measure the cost of sending and applying their gradients. "
+        "--mode=predict does so in some of its runs.",
         has_flag=False,
     )
 

@@ -18,8 +18,8 @@ class OptimizerConfig:
 
     optimizer: str = setting(
         "adam",
-        "Rule of the update. Only sgd and adagrad, without --weight_decay, leave rows "
-        "of an embedding alone that a step did not use; the others pass over all.",
+        "Optimizer. Only sgd and adagrad without --weight_decay update just the rows "
+        "of an embedding that a step uses; the others update every row.",
         choices=("sgd", "momentum", "adagrad", "adam", "adamw"),
     )
     learning_rate: float = setting(

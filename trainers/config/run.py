@@ -30,7 +30,7 @@ class RunConfig:
 
     mode: str = setting(
         "train",
-        "What to do.",
+        "Task of this command.",
         choices=MODES,
     )
     run_dir: str | None = setting(
@@ -121,8 +121,8 @@ class LengthConfig:
     )
     steps_per_loop: int | None = setting(
         None,
-        "Steps run inside the runtime for one call from Python. Default: as many "
-        "as take about 50 ms. Does not change the training.",
+        "Steps of one call from Python. Default: as many as take about 50 ms. Does not "
+        "change the training.",
         minimum=1,
         maximum=1_000_000,
     )
