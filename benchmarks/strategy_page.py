@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import pathlib
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,20 +28,21 @@ _HEADINGS = (
 _EXPLANATION = """\
 # Results
 
-`make table` compares every strategy, in each of its ways to update, on three models,
-and wrote this page and the picture. An arm gets more seeds until it has its
-verdicts ([Compare](compare.md#as-many-seeds-as-it-takes)).
+Of {compared} comparisons with `{control}`, {slower} found a strategy slower, by up to
+{most:.0f} times, and {faster} found one faster. All replicas share the cores of one
+machine, without a GPU: the tables show the cost of a strategy, and no gain of devices.
+
+`make table` writes this page. It compares every strategy, with each `--update`, on
+three models, [until each has its verdicts](compare.md#as-many-seeds-as-it-takes) or six
+seeds.
 
 - *Speed* is an arm's examples a second as a multiple of `{control}`'s.
 - *Difference* is the accuracy of an arm minus that of `{control}`, in percentage
   points. Both have intervals of {confidence:.0%} for all looks together. A verdict is
-  corrected for the number of arms: an interval without 1x may have none.
+  corrected for the number of arms, and may be open even if the interval excludes 1x.
 - *Sent in a step* has the bytes that each replica sends for one update.
 - *Staleness* is the mean number of other updates between reading the weights and
   changing them, with an interval of 95 % over runs.
-
-All replicas share the cores of one machine, without a GPU: the table shows what a
-strategy costs, and not what more devices bring. The same command measures your machine.
 """
 
 
@@ -47,28 +50,39 @@ def page(recorded: Mapping[str, Any]) -> str:
     """Returns the page of a strategy_table.json, in Markdown."""
     subjects = recorded["subjects"]
     first = next(iter(subjects.values()))
-    created = first["created"].partition("T")[0]
     commits = sorted({c[:12] for s in subjects.values() for c in s["commits"]})
+    commands = {name: shlex.split(s["command"]) for name, s in subjects.items()}
+    common = set.intersection(*map(set, commands.values()))
+    compared = [c for s in subjects.values() for c in s["comparisons"]]
+    speeds = [c for c in compared if c["metric"] == SPEED]
+    found = {"slower": 0, "faster": 0}
+    found |= collections.Counter((c["verdict"] or "-").split()[0] for c in speeds)
+    most = 1 / min(c["estimate"] or 1 for c in speeds)
     lines = [
-        _EXPLANATION.format(**first),
-        f"Measured on {recorded['machine']['name']}, {created}, "
+        _EXPLANATION.format(**first, **found, compared=len(speeds), most=most),
+        f"Measured on {recorded['machine']['name']}, {first['created'][:10]}, "
         f"commit {', '.join(commits)}.",
         "",
         f"![Speed of every strategy relative to one device](pictures/{PICTURE.name})",
     ]
     for name, subject in subjects.items():
-        lines += ["", *_section(name, subject)]
-    return "\n".join(lines) + "\n"
+        own = [word for word in commands[name] if word not in common]
+        lines += ["", *_section(name, subject, own)]
+    shared = [word for word in commands[name] if word in common]
+    lines += ["", "## Command", "", "With the flags of a model added:", "", "```sh"]
+    return "\n".join([*lines, _wrapped(shlex.join(shared)), "```", ""])
 
 
-def _section(name: str, subject: Mapping[str, Any]) -> list[str]:
+def _section(name: str, subject: Mapping[str, Any], flags: Sequence[str]) -> list[str]:
     rows = [_cells(arm, subject) for arm in subject["arms"]]
+    shown = f" (`{' '.join(flags)}`)" if flags else ""
     lines = [
         f"## {name.capitalize()}",
         "",
-        f"The model is {subject['model']}. Arms are equivalent in speed within "
-        f"{subject['speed_margin_percent']:g} %, in accuracy within "
-        f"{subject['accuracy_margin_points']:g} points. Seeds: {subject['stopping']}.",
+        f"The model is {subject['model']}{shown}. Margins of equivalence: "
+        f"{subject['speed_margin_percent']:g} % in speed, "
+        f"{subject['accuracy_margin_points'] / _POINTS:g} in accuracy. "
+        f"Seeds that ran: {subject['stopping']}.",
         "",
         *markdown_table(_HEADINGS, rows),
         "",
@@ -83,8 +97,7 @@ def _section(name: str, subject: Mapping[str, Any]) -> list[str]:
             words = [f"did not complete every run: {arm['reason']}"]
         if words:
             lines.append(f"- `{arm['name']}`: {'; '.join(dict.fromkeys(words))}")
-    lines += [f"- Note: {remark}" for remark in subject["remarks"]]
-    return [*lines, "", "```sh", _wrapped(subject["command"]), "```"]
+    return lines + [f"- Note: {remark}" for remark in subject["remarks"]]
 
 
 def _cells(arm: Mapping[str, Any], subject: Mapping[str, Any]) -> list[str]:
@@ -115,6 +128,8 @@ def _with_interval(
     if comparison["interval"] is None:
         return text
     low, high = (form.format(factor * end) for end in comparison["interval"])
+    if not comparison["estimate"] and low == high:
+        return "0"
     return f"{text} ({low} to {high})"
 
 
