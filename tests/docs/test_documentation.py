@@ -49,6 +49,9 @@ NOT_IN_THE_REPOSITORY = {"models/tiny.py"}
 
 MOST_PICTURE_BYTES = 200_000
 MOST_LINES_OF_README = 180
+MOST_LINES_OF_A_PAGE = 265
+# Readers look up a section of these pages, and do not read them as a whole.
+LONG_PAGES = {"docs/numerics.md", "docs/performance_history.md"}
 
 
 def text_of(document: str) -> str:
@@ -214,6 +217,11 @@ def test_links_resolve(document: str) -> None:
 
 def test_the_readme_fits_on_one_screen() -> None:
     assert len(text_of("README.md").splitlines()) <= MOST_LINES_OF_README
+
+
+def test_pages_are_short_enough_to_be_read() -> None:
+    lengths = {page: text_of(page).count("\n") for page in PAGES - LONG_PAGES}
+    assert {p for p in lengths if lengths[p] > MOST_LINES_OF_A_PAGE} == set()
 
 
 def test_the_first_page_links_to_every_other() -> None:
