@@ -66,7 +66,7 @@ def factory(name: str, flag: str, argument: str | None = None) -> Callable[..., 
     Args:
       name: Name of the factory.
       flag: Flag that has given the name.
-      argument: What a factory that needs an argument is called with; None for nothing.
+      argument: Argument of a factory that needs one; None for no argument.
 
     Raises:
       FactoryError: There is no such module, or it has no such function, or the function

@@ -40,7 +40,7 @@ def imported_modules(path: pathlib.Path, skip_typing: bool = False) -> set[str]:
 
     Args:
       path: A file of Python.
-      skip_typing: Whether to leave out imports that only type checkers see.
+      skip_typing: True to leave out imports that only type checkers see.
     """
     for_typing = {
         id(node)

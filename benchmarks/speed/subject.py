@@ -21,7 +21,7 @@ class Subject:
 
     Attributes:
       goal: Smallest ratio that is good enough.
-      ratio: By default the ratio of examples per second.
+      ratio: Ratio of the two sides, by default of their examples per second.
     """
 
     name: str

@@ -148,7 +148,7 @@ class OptimizerShard:
         """Applies the constraints of whole weights, which may depend on their norms.
 
         Args:
-          has_gradient: Whether each weight has a gradient; `fit` constrains no others.
+          has_gradient: True for each weight with a gradient; `fit` constrains no other.
         """
         for weight, is_updated in zip(self._weights, has_gradient, strict=True):
             if is_updated and weight.constraint is not None:

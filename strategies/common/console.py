@@ -164,7 +164,7 @@ class Console:
 
         Args:
           render: Function that returns the renderable.
-          remains: Whether the terminal keeps it at the end.
+          remains: True if the terminal keeps it at the end.
         """
         if not self._replaces_lines:
             yield

@@ -55,7 +55,7 @@ class NotSavedError(Exception):
         """Builds the message, which names the remedy.
 
         Args:
-          what: What could not be written, the start of the message.
+          what: Name of the unwritten file or object, the start of the message.
           words: Error message of the operating system.
           where: Clause that ends in the disk without space.
         """

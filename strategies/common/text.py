@@ -24,7 +24,7 @@ def table_lines(
 
     Args:
       rows: Cells of each row; every row has the same number of cells.
-      numbers: Whether to right-align all columns but the first.
+      numbers: True to right-align all columns but the first.
       width: Most characters of a line; the first column is wrapped to fit.
     """
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))

@@ -106,7 +106,7 @@ class Update(Protocol):
 
         Args:
           sums: `ReplicaOutputs.sums` of the step, summed over replicas.
-          is_finite: Whether the step was applied, a bool scalar.
+          is_finite: Bool scalar, true if the step was applied.
 
         Returns:
           Whether to compute the step once more on the same batch, because its

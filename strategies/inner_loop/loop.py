@@ -159,7 +159,7 @@ class InnerLoop:
 
         Args:
           num_steps: Number of steps, int32.
-          observe: How the last of them is observed, a `SummaryLevel`, int32.
+          observe: `SummaryLevel` of the last step, int32.
           local_flags: Values of this process's `SyncedFlags`, float64 [fields].
         """
 

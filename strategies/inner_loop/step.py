@@ -45,7 +45,7 @@ class Step:
         the values to report. By default it reports nothing.
       first: Function that returns the sum on the first replica, as plain tensors.
       input: Source of the batches.
-      divides_batches: Whether a replica has a part of the global batch.
+      divides_batches: True if a replica has a part of the global batch.
       reported: Names of the values that `apply` returns.
       apply_if: Function that applies the update where the weights are, if a bool scalar
         is true, and reports nothing. It replaces `apply`.
@@ -73,7 +73,7 @@ class StepOutputs(NamedTuple):
     Attributes:
       metrics: Losses, metrics and other reported scalars, by name.
       details: Description of the update as a vector, float64; from `observe`.
-      finite: Whether the loop may go on, a bool scalar.
+      finite: Bool scalar, true if the loop may continue.
       num_done: Number of steps, int32: zero if the batch is to be computed again.
     """
 

@@ -46,7 +46,7 @@ class EarlierUpdates:
 
     Attributes:
       last: Replica step of the last pass.
-      finite: Whether all gradients were finite, a bool scalar.
+      finite: Bool scalar, true if all gradients were finite.
       gradients: Sum of each pass's gradients.
     """
 

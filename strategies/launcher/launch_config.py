@@ -82,7 +82,7 @@ class Plan:
       stop_timeout_seconds: Time for a checkpoint of the tasks that are asked to stop.
       resume_flags: Additional arguments of the command when all tasks are restarted.
       last_arguments: Arguments that follow after all others.
-      starter: What starts the processes of the tasks.
+      starter: Starter of the tasks' processes.
       variables: Environment variables of every task; the launcher's own count more.
       saved_step: Function that returns the step of the newest checkpoint.
       reached_step: Function that returns the step that the running tasks have reached.

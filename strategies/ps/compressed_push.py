@@ -77,9 +77,9 @@ class _Feedback(NamedTuple):
 
     Attributes:
       version: Number of applied updates at the worker's last attempt, int64.
-      before: For each compressed gradient, the error and the state of the method with
-        which the attempt began.
-      after: The same as the attempt left them, for the next update.
+      before: Error and state of the method for each compressed gradient, at the start
+        of the attempt.
+      after: The same at its end, for the next update.
     """
 
     version: tf.Tensor

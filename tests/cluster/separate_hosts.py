@@ -30,7 +30,7 @@ class Hosts:
       switch: Process that holds the namespace of the bridge.
       holders: Processes that hold the namespaces of the hosts.
       networks: Network of each host, for the processes that run on it.
-      enters_user: Whether the hosts are in a user namespace.
+      enters_user: True if the hosts are in a user namespace.
     """
 
     switch: subprocess.Popen[bytes]

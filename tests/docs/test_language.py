@@ -22,7 +22,7 @@ OPENING = re.compile(
     rf"(?:{CLAUSE}|{PREPOSITION}|after|before|between|without|so)\b|the same\b", re.I
 )
 # An entry of Args, Attributes or Raises may not open so either: it names a thing.
-FRAGMENT = re.compile(rf"(?:{CLAUSE}|{PREPOSITION}|that|likewise|see|told)\b")
+FRAGMENT = re.compile(rf"(?:{CLAUSE}|{PREPOSITION}|that|likewise|see|told)\b", re.I)
 ENTRY = re.compile(r"^ {2,}\*{0,2}\w+: (.*)$", re.M)
 PHRASE = re.compile(
     r"\b(?:what is|those that|those of|one that|of its own|be it|all the same|comes? to"

@@ -38,7 +38,7 @@ def assert_continues(run: pathlib.Path, *flags: str, is_exact: bool = True) -> N
     Args:
       run: Run folder.
       flags: Flags with which the run was started.
-      is_exact: Whether a step depends only on the steps before it.
+      is_exact: True if a step depends only on the steps before it.
     """
     before = newest_intact(run)
     done = processes.run(f"--run_dir={run}", *flags, "--resume=auto")

@@ -44,7 +44,7 @@ class ChiefCallbacks:
     """Callbacks of one `fit`, and its history.
 
     Attributes:
-      history: What `fit` returns.
+      history: Result of `fit`.
       observe_batches: True if a callback has something to do at every batch.
       observe_test_batches: The same at every batch of a validation.
       adds_to_file: True if a callback adds rows to a file of an earlier training.

@@ -54,7 +54,7 @@ class Epochs:
           arguments: Arguments of `fit`.
           parts: Parts of its training.
           is_chief: True on the task that runs callbacks.
-          fit: See `Epochs`.
+          fit: Keras's own `fit` of the model; None without a program.
           variables_in: Function from the graph of the steps to the variables of the
             program's own that it reads; None if no other task needs their values.
         """

@@ -30,7 +30,7 @@ class StepSettings:
 
     Attributes:
       seed: Seed of the run.
-      random_numbers: What replaces Keras's random numbers; None to keep those.
+      random_numbers: Replacement of Keras's random numbers; None to keep them.
       sparse_gradients: True if gradients of embeddings hold the used rows only.
       jit_compile: True if XLA compiles the computation of a replica, or of each stage.
       loss_scale: Factor of the loss that is differentiated; None for one.

@@ -54,7 +54,7 @@ class KerasStep:
       figures: The loss, metrics and losses of outputs by name, means over the batch.
       gradients: Gradients of the loss, by variable.
       values_per_example: Numbers that the model predicts for one example.
-      reason: Why there is none of these; empty if there are.
+      reason: Reason for which Keras computed nothing; empty if it did.
       refused: True if the reason is an error that Keras raised.
     """
 

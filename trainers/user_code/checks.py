@@ -202,9 +202,9 @@ def check_ids(
     number.
 
     Args:
-      loss: What the model is compiled with: Keras's name, an object or a function, or a
-        list or dict of those by output.
-      names: Of the model's outputs, in order; None if they are not known.
+      loss: Loss of `compile`: Keras's name, an object or a function, or a list or dict
+        of these by output.
+      names: Names of the model's outputs, in order; None if they are not known.
       data: Data whose labels are checked, where they are in memory.
       few: A few examples, which are checked where labels are not in memory.
       predictions: The model's outputs, of which only shapes matter.

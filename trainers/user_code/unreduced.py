@@ -56,7 +56,7 @@ class RowWeights(keras.losses.Loss):
     `apply_mask` and `reduce_values`.
 
     Attributes:
-      is_needed: After a call: False if every example has the same weight.
+      is_needed: False if every example had the same weight in the last call.
     """
 
     def __init__(self, loss: keras.losses.Loss):
@@ -135,7 +135,7 @@ def of_rows(
     Args:
       reduce: Takes a tensor and the axes to reduce.
       values: [n, ...]; or one axis of as many for each example, one after another.
-      predictions: Of the n examples.
+      predictions: Predictions for the n examples.
       title: The loss or metric, for messages.
 
     Returns:

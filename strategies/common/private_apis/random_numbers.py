@@ -119,7 +119,7 @@ def _unseeded_draws_replaced(
     `keras.StatelessScope` undoes its advance: every step drew the same numbers.
 
     Args:
-      instead: See `stateful_draws_replaced`, with the name `SEED`.
+      instead: Function as of `stateful_draws_replaced`, called with the name `SEED`.
     """
 
     def replacement(name: str, original: Callable[[], Any]) -> Callable[[], Any]:

@@ -52,8 +52,8 @@ class _Request:
     Attributes:
       wrong: Wrong command line.
       environment: Variables in addition to a user's.
-      run: Whether the folder `run` holds a finished run, which `prepare` changes.
-      is_early: Whether the program must refuse it without TensorFlow.
+      run: True if the folder `run` holds a finished run, which `prepare` changes.
+      is_early: True if the program must refuse it without TensorFlow.
     """
 
     wrong: Row

@@ -268,7 +268,7 @@ def stopped(
     Args:
       update: Value of --update.
       moment: One of `MIDDLE`, or `START`.
-      kills_first: Whether a worker is killed before, and has returned.
+      kills_first: True if a worker is killed before, and has returned.
       chosen: Generator that draws the worker, and the time within the moment.
       folder: Empty folder for the run.
     """

@@ -45,7 +45,7 @@ class Begun:
     """A comparison that has begun.
 
     Attributes:
-      is_continued: Whether it existed already.
+      is_continued: True if it existed already.
       looks: Looks of its plan, then the looks at each range of added seeds.
     """
 

@@ -25,7 +25,7 @@ class Ended:
     Attributes:
       runs: Runs of all arms.
       look: Last look.
-      stopping: Why there are no more seeds, in words; empty if that was planned.
+      stopping: Reason for the end of seeds, in words; empty if it was planned.
       losses: Arms that were dropped.
     """
 

@@ -38,7 +38,7 @@ class Replica:
 
     Attributes:
       name: Name of the replica, or of its task if that has one.
-      task: What its task wrote.
+      task: Record that its task wrote.
       starts: Start of each kept step by the clock of its task, in seconds, [steps].
       steps: Seconds of each kept step by phase within a step, [steps] each.
       factor: Number of its steps for each kept one.
@@ -78,7 +78,7 @@ class Breakdown:
 
     Attributes:
       replicas: All replicas.
-      tasks: What each task wrote, by name.
+      tasks: Record of each task, by its name.
       caused_wait_seconds: Time that others waited for each replica, summed over them.
     """
 

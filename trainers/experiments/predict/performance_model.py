@@ -80,7 +80,7 @@ class Model:
       exchange: Exchange of gradients between replicas.
       crowding: CPU contention where the runs were measured.
       costs: Costs of an update, a message, a byte and a link.
-      has_links: Whether a run had a link.
+      has_links: True if a run had a link.
       not_identifiable: Costs that the runs do not identify. Such a cost is below
         run-to-run noise, or is part of the costs before it in every run.
     """

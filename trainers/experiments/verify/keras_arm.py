@@ -54,7 +54,7 @@ class KerasFinding:
       tolerance: Relative difference that rounding may make.
       figures: The loss and metrics, by name.
       gradients: The variable whose gradient differs most; None if not compared.
-      reason: Why it is not comparable, or what Keras refused.
+      reason: Reason why it is not comparable, or Keras's error.
       not_compared: Names of figures that only Keras or only `one_device` has.
     """
 

@@ -53,7 +53,7 @@ def open_stream(
       x: tf.data.Dataset, generator, keras.utils.PyDataset, torch DataLoader or Grain
         source of batches.
       steps: Number of batches of an epoch or a validation; None for all.
-      name: What the data are for, in messages.
+      name: Name of the data in messages.
       seed: Seed of the order of the batches of a PyDataset; None for their own order.
       given: Other arguments of `fit` for Keras's reader, by name.
       is_validation: True if a pass ends after `steps` batches, and if each iterator

@@ -42,7 +42,7 @@ class ReadPasses:
         Args:
           opened: Function that opens a reader of the data.
           num_batches: Number of batches of a pass.
-          name: What the data are for, in messages.
+          name: Name of the data in messages.
           is_endless: True if a pass begins where the one before has ended.
           is_kept: True if later iterators continue with the reader of the first, as a
             second validation does; False if each opens a new one, as training does

@@ -53,8 +53,8 @@ class ModelStep:
       model: Model.
       name: Name of the method.
       metrics: Metrics that the method may update.
-      sources: For each reported name the result of a metric, or a computation of
-        several; None for any other number.
+      sources: Result of a metric, or computation of several, for each reported name;
+        None for any other number.
       summed: Reported names of numbers that are sums over examples, and not means.
     """
 

@@ -49,16 +49,16 @@ class Observed(NamedTuple):
     Attributes:
       is_divisible: False if halves were not observed: all examples are their only half.
       updates: Calls of optimizers.
-      reads_after: See `UpdateCatcher`.
+      reads_after: Attribute `reads_after` of the `UpdateCatcher`.
       gradients: A number of each gradient, for all examples and each half, float64
         [3, n].
       is_repeatable: True if the same examples give the same gradients again, and all
         random numbers of Keras belong to single examples.
-      changes: For each metric the changes of its variables, each [3, ...]: for all
-        examples and each half.
-      sources: See `ModelStep`.
-      numbers: For each name that is reported its number, for all examples and each
-        half, float64 [3].
+      changes: Changes of the variables of each metric, each [3, ...]: for all examples
+        and each half.
+      sources: Attribute `sources` of the `ModelStep`.
+      numbers: Number of each reported name, for all examples and each half, float64
+        [3].
       state_remark: Warning about the state of layers; None for none.
       is_linear: True if gradients are the mean or the sum of the halves' gradients.
       gives_sums: True if gradients are sums over examples, and no means.

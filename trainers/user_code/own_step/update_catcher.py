@@ -55,8 +55,8 @@ class UpdateCatcher(AssignmentScope):
         Args:
           mapped: Values in place of variables.
           scale: Factor for losses in half precision; None for one.
-          former: For each update that has been applied already: values before it of its
-            variables and of its optimizer's counter, by their ids.
+          former: Values of the variables and of the optimizer's counter, by their ids,
+            before each update that has been applied already.
           trained: Variables that a tape differentiates by, also once a layer has
             assigned them, as SpectralNormalization does.
         """
