@@ -68,6 +68,10 @@ def test_summaries_are_left_out_until_there_is_space(
         values = {f"value/{number}": float(step) for number in range(300)}
         summaries.scalars(TRAIN, values, step)
         assert not summaries.flush()
+    # As a disk that cannot be asked how much is free.
+    moved = folder.rename(disk.seen / "moved")
+    assert not summaries.flush()
+    moved.rename(folder)
     files = list(folder.rglob("*.v2"))
     disk.free()
     assert summaries.flush(), "the summaries were not written again"

@@ -6,6 +6,7 @@ the same tag in tb/train, tb/eval and tb/evaluator, so that curves overlay.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import shutil
@@ -272,7 +273,9 @@ class Summaries:
         if is_url(self._folder):
             return time.monotonic() >= self._retry_time
         # Each failed attempt would leave an empty file.
-        return shutil.disk_usage(self._folder).free >= _LEAST_BYTES
+        with contextlib.suppress(OSError):
+            return shutil.disk_usage(self._folder).free >= _LEAST_BYTES
+        return False
 
 
 def by_tag(means: Mapping[str, float]) -> dict[str, float]:
