@@ -132,14 +132,15 @@ class MetricsWriter:
             counts = {}
             if confusion is not None:
                 counts = {f"eval_{CONFUSION_MATRIX}": confusion.tolist()}
-            if confusion is not None and self._is_picture_due(event):
-                picture = draw_confusion(confusion, self._parts.data.class_names)
-                self.summaries.image(EVAL, CONFUSION_MATRIX, picture, event.step)
+                if self._is_picture_due(event):
+                    picture = draw_confusion(confusion, self._parts.data.class_names)
+                    self.summaries.image(EVAL, CONFUSION_MATRIX, picture, event.step)
             self._append_row(
                 {
                     "step": event.step,
-                    **{f"eval_{name}": value for name, value in _finite(means)},
+                    # A program's metric of this name comes first.
                     **counts,
+                    **{f"eval_{name}": value for name, value in _finite(means)},
                     "seconds": self._metrics.clock.seconds(),
                 }
             )

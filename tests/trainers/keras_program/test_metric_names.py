@@ -66,25 +66,32 @@ import keras
 import numpy as np
 
 x = np.random.default_rng(0).normal(size=(32, 4))
-layers = [keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="zeros")]
-model = keras.Sequential(layers)
-metric = keras.metrics.MeanSquaredError(name="learning_rate")
-model.compile(keras.optimizers.SGD(0.0), "mse", metrics=[metric])
-model.fit(x, x.sum(axis=1), batch_size=16, epochs=1, validation_data=(x, x.sum(axis=1)))
+y = x.sum(axis=1, keepdims=True) > 0
+output = keras.layers.Dense(1, "sigmoid", kernel_initializer="zeros")
+model = keras.Sequential([keras.Input((4,)), output])
+names = ["learning_rate", "confusion_matrix"]
+metrics = [keras.metrics.BinaryCrossentropy(name=name) for name in names]
+model.compile(keras.optimizers.SGD(0.0), "binary_crossentropy", metrics=metrics)
+model.fit(x, y, batch_size=16, epochs=1, validation_data=(x, y))
 """
 
 
-def test_a_metric_and_the_learning_rate_have_a_curve_each(
+def test_a_metric_and_a_figure_of_the_run_may_have_one_name(
     tmp_path: pathlib.Path,
 ) -> None:
     under(tmp_path, _TAKEN, "--strategy=one_device")
     folder = tmp_path / "run"
-    loss = processes.result_of(folder)["final"]["eval_loss"]
+    final = processes.result_of(folder)["final"]
+    loss = final["eval_loss"]
     train, held_out = (read_events(folder / "tb" / s) for s in ("train", "eval"))
     assert train.scalars("learning_rate") == {2: 0.0}
-    assert train.scalars("metrics/learning_rate") == {2: pytest.approx(loss)}
-    assert held_out.scalars("metrics/learning_rate") == {2: pytest.approx(loss)}
     assert "learning_rate" not in held_out.points
+    assert held_out.points["confusion_matrix"][-1].plugin == "images"
+    for name in ("learning_rate", "confusion_matrix"):
+        assert train.scalars(f"metrics/{name}") == {2: pytest.approx(loss)}
+        assert held_out.scalars(f"metrics/{name}") == {2: pytest.approx(loss)}
+        row = processes.metrics_of(folder)[-1]
+        assert row[f"eval_{name}"] == final[f"eval_{name}"] == pytest.approx(loss)
 
 
 # As in Hands-On Machine Learning, chapter 10: a tuple of outputs without names.
