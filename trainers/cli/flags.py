@@ -164,10 +164,7 @@ def _settings(
         if name.endswith(".py") and not _of_program(argv):
             instead = f"a program is given as --script={name}"
         raise UsageError(f"'{name}' is not a flag: {instead}{_of_program(argv)}.")
-    given = _of_sets(values["set"].value or ())
-    for name, (_, field) in all_fields().items():
-        if field.metadata["has_flag"] and values[name].present:
-            given.update(_of_flag(name, values[name].value))
+    given = _given(values)
     if script_arguments:
         given["script_arguments"] = tuple(script_arguments)
     in_file: dict[str, Any] = {}
@@ -182,7 +179,7 @@ def _settings(
 _DASHES = re.compile("-?[\u2010-\u2015\u2212][-\u2010-\u2015\u2212]*")
 
 
-def _of_flag(name: str, value: Any) -> dict[str, Any]:
+def _settings_of_flag(name: str, value: Any) -> dict[str, Any]:
     """Returns the setting of a flag by name, or both settings of a range."""
     first_name = all_fields()[name][1].metadata["range_from"]
     found = re.fullmatch(r"(\d+)-(\d+)", str(value))
@@ -203,8 +200,21 @@ def split_arguments(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     return argv[:place], argv[place + 1 :]
 
 
-def _of_sets(arguments: Sequence[str]) -> dict[str, Any]:
-    """Returns the settings of all `--set=group.name=value`, the last value of each.
+def _given(values: flags.FlagValues) -> dict[str, Any]:
+    """Returns the settings of all flags, which replace those of --set."""
+    texts = _texts_of_sets(values["set"].value or ())
+    for name, (_, field) in all_fields().items():
+        if field.metadata["has_flag"] and values[name].present:
+            texts.pop(name, None)
+            texts[name] = values[name].value
+    given: dict[str, Any] = {}
+    for name, value in texts.items():
+        given.update(_settings_of_flag(name, value))
+    return given
+
+
+def _texts_of_sets(arguments: Sequence[str]) -> dict[str, Any]:
+    """Returns the values of all `--set=group.name=value` by name, the last of each.
 
     Repeatable settings collect their values, as their flags do.
     """
@@ -213,10 +223,7 @@ def _of_sets(arguments: Sequence[str]) -> dict[str, Any]:
         name, text = _named_by_set(argument)
         is_list = all_fields()[name][1].metadata["repeatable"]
         texts[name] = [*texts.get(name, ()), text] if is_list else text
-    given: dict[str, Any] = {}
-    for name, value in texts.items():
-        given.update(_of_flag(name, value))
-    return given
+    return texts
 
 
 def _named_by_set(argument: str) -> tuple[str, str]:

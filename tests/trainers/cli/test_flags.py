@@ -584,6 +584,10 @@ def test_set_collects_arms_and_takes_a_range_of_seeds() -> None:
     settings = parse("--mode=compare", *arms, "--set=comparison.seeds=3-10").comparison
     assert settings.arm == ("a:", "b: --seed=3")
     assert (settings.fewest_seeds, settings.seeds) == (3, 10)
+    # A flag replaces both numbers of a range.
+    flags = (*arms, "--set=comparison.seeds=3-10", "--seeds=5")
+    settings = parse("--mode=compare", *flags).comparison
+    assert (settings.fewest_seeds, settings.seeds) == (None, 5)
 
 
 def test_set_in_an_arm() -> None:
