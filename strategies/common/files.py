@@ -185,6 +185,8 @@ class FolderLock:
 
     def acquire(self) -> None:
         """Takes the lock, or raises UsageError if another process holds it."""
+        # The folder may be another one since the last call.
+        self.release()
         descriptor = os.open(self._path, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

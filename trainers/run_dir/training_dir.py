@@ -47,6 +47,7 @@ class TrainingDir(RunDir):
         path, events = config.run.run_dir, config.tracking.tensorboard_dir
         super().__init__(pathlib.Path(path) if path else default_path(config), events)
         self._epochs = config.length.epochs
+        self._has_program = config.model.script is not None
         self._has_events = events is None
         names = ("checkpoints", "logs", *(["tb"] if self._has_events else []))
         self._folders = tuple(self.path / name for name in names)
@@ -84,8 +85,8 @@ class TrainingDir(RunDir):
         A `fit` before a later one with a checkpoint, such as a pruned one, adds no row
         that is there already and leaves the result and the exports of the later ones.
 
-        No other process can begin in this folder until the result is written or this
-        process ends.
+        No other process can begin in this folder until the result is written, or, with
+        a program, until this process ends.
 
         Raises:
           UsageError: The folder or --tensorboard_dir cannot be written, or another
@@ -145,7 +146,9 @@ class TrainingDir(RunDir):
         elif result["status"] in ("preempted", "diverged"):
             # A callback's error is the program's to catch.
             self.add_to_result(status=result["status"])
-        self._lock.release()
+        # A program may train again.
+        if not self._has_program:
+            self._lock.release()
 
     def _lock_folder(self) -> None:
         if self._must_be_new:

@@ -283,6 +283,18 @@ def test_a_folder_is_locked_from_its_begin_to_its_result(
     other.release()
 
 
+def test_a_folder_is_locked_between_two_fits_of_a_program(
+    tmp_path: pathlib.Path,
+) -> None:
+    wanted = config(tmp_path, script="program.py")
+    folder = TrainingDir(wanted)
+    for first_step in (0, 7):
+        folder.begin(wanted, first_step)
+        folder.write_result({"status": "completed"})
+        with pytest.raises(UsageError, match="another process"):
+            FolderLock(tmp_path).acquire()
+
+
 def test_a_folder_that_is_deleted_between_two_trainings_is_not_made_anew(
     tmp_path: pathlib.Path,
 ) -> None:
