@@ -134,7 +134,7 @@ PRESENT = [document for document in DOCUMENTS if document not in HISTORY]
 @pytest.mark.parametrize("document", PRESENT)
 def test_every_flag_exists(document: str) -> None:
     known = FOREIGN_FLAGS | {*write_tfrecord.make_flags(), *matpow.make_flags()}
-    known |= {*help.OF_THE_COMMAND_LINE}
+    known |= {*help.COMMAND_FLAGS}
     for name, (config_class, field) in all_fields().items():
         if field.metadata["has_flag"]:
             is_switch = field_types(config_class)[name][0] is bool

@@ -34,6 +34,12 @@ from trainers.run_dir.run_dir import RunDir
 from trainers.run_dir.training_dir import TrainingDir
 from trainers.user_code import ended
 
+# Modes that inspect the machine. They print their findings, start no process and write
+# no file.
+_MODES_THAT_LOOK = ("doctor", "devices")
+# Names of files have up to 255 characters.
+_LONGEST_WORD, _LONGEST_LINE = 600, 4_000
+
 
 def run(argv: Sequence[str]) -> int:
     """Runs one command line and returns its exit code."""
@@ -99,15 +105,11 @@ def _run(config: Config, argv: Sequence[str], console: Console) -> int:
         check_files(config, cluster)
         load_tensorflow(config)
     work = functools.partial(run_task, config, cluster, console)
+    # Errors end here and not in `run`: a process with servers exits at once.
     exit_code = _exit_code_of(work, config, console)
     if cluster.addresses and config.strategy.traits.server_jobs:
         _leave(exit_code, console)
     return exit_code
-
-
-# Modes that inspect the machine. They print their findings, start no process and write
-# no file.
-_MODES_THAT_LOOK = ("doctor", "devices")
 
 
 def _look(config: Config, console: Console) -> int:
@@ -155,16 +157,12 @@ def _print_help(text: str) -> ExitCode:
 
 
 def _shortened(line: str) -> str:
-    """Leaves out the middle of what has been pasted into a flag."""
+    """Shortens an error that quotes a very long value."""
     line = re.sub(rf"(\S{{{_LONGEST_WORD}}})\S+", r"\1...", line)
     if len(line) <= _LONGEST_LINE:
         return line
     half = _LONGEST_LINE // 2
     return f"{line[:half]} ... {line[-half:]}"
-
-
-# Names of files have up to 255 characters.
-_LONGEST_WORD, _LONGEST_LINE = 600, 4_000
 
 
 def _refuse(error: UsageError, verbose: bool) -> ExitCode:
@@ -205,15 +203,16 @@ def run_task(config: Config, cluster: Cluster, console: Console) -> int:
             f"else away from {cluster.address}."
         )
     if needs_tensorflow(config):
-        # Imported late, because the module imports TensorFlow, which the modes that
-        # start runs do not need. Devices must be configured before TensorFlow
-        # initializes them.
-        devices = importlib.import_module("strategies.devices.assignment")
-        devices.configure_devices(config.strategy, config.device)
+        # Imported late, because it imports TensorFlow, which the modes that start runs
+        # do not need. Devices must be configured before TensorFlow initializes them.
+        from strategies.devices.assignment import configure_devices
+
+        configure_devices(config.strategy, config.device)
     with contextlib.ExitStack() as guards:
         if cluster.addresses:
-            detection = importlib.import_module("strategies.cluster.failure_detection")
-            guards.enter_context(detection.translate_peer_errors(cluster))
+            from strategies.cluster.failure_detection import translate_peer_errors
+
+            guards.enter_context(translate_peer_errors(cluster))
         if cluster.job in config.strategy.traits.server_jobs:
             folder = RunDir(pathlib.Path(config.run.run_dir or ""))
             return registry.load(config.strategy.strategy).serve(

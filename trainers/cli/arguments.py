@@ -1,4 +1,4 @@
-"""Arguments of a command line, read by absl without what it does in secret."""
+"""Arguments of a command line, read by absl without its hidden flags."""
 
 from __future__ import annotations
 

@@ -43,6 +43,16 @@ from trainers.config.used_settings import (
 )
 from trainers.config.user_code import check_given
 
+# Settings of the whole comparison.
+_SHARED_BY_ARMS = {
+    *("mode", "run_dir", "resume", "seed", "verbose"),
+    *defaults_of(ComparisonConfig, PredictionConfig),
+}
+# Dashes that editors and web pages put in place of hyphens, and the minus sign.
+_DASHES = re.compile("-?[\u2010-\u2015\u2212][-\u2010-\u2015\u2212]*")
+# Type of a setting -> its values in words.
+_WORDS = {int: "whole numbers", float: "numbers", bool: "true or false"}
+
 
 class HelpRequested(Exception):
     """Request for `--help` or a similar flag; the message is the text to print."""
@@ -85,7 +95,7 @@ def _without_decisions(
     `fit`.
     """
     chosen = frozenset(in_file) if chosen is None else chosen
-    settings = {**_of_use(in_file, given), **given}
+    settings = {**_without_obsolete(in_file, given), **given}
     has_program = settings.get("script") is not None
     of_program = DECIDED_UNLESS_GIVEN if has_program else ()
     decided = {"jit_compile", *of_program} - chosen - given.keys()
@@ -103,9 +113,9 @@ def parse_arm(words: Sequence[str], base: Config) -> Config:
     in_file, chosen, given = _settings(["arm", *words])
     if chosen is not None:
         # A run's config.json has them too, of that run.
-        in_file = {n: v for n, v in in_file.items() if n not in _NOT_OF_AN_ARM}
+        in_file = {n: v for n, v in in_file.items() if n not in _SHARED_BY_ARMS}
     for name in (*in_file, *given):
-        if name in _NOT_OF_AN_ARM:
+        if name in _SHARED_BY_ARMS:
             raise UsageError(
                 f"{option(name)} is a setting of the whole comparison: give it outside "
                 "--arm."
@@ -118,18 +128,11 @@ def parse_arm(words: Sequence[str], base: Config) -> Config:
     return without_unused(config)
 
 
-# Settings of the whole comparison.
-_NOT_OF_AN_ARM = {
-    *("mode", "run_dir", "resume", "seed", "verbose"),
-    *defaults_of(ComparisonConfig, PredictionConfig),
-}
-
-
 def arguments_of(config: Config) -> list[str]:
     """Returns the flags that `parse` turns into a configuration, without defaults."""
     arguments = []
     for name, value in config.to_dict().items():
-        field = all_fields()[name][1]
+        field = all_fields()[name].field
         # `to_dict` returns lists for tuples, as JSON does.
         is_default = without_lists(value) == field.default
         # Code of the user may have chosen another value than the default.
@@ -161,9 +164,9 @@ def _settings(
         instead = "every setting is given as --name=value; --help lists them"
         if _DASHES.match(name):
             instead = f"it begins with another dash; give {_DASHES.sub('--', name)}"
-        if name.endswith(".py") and not _of_program(argv):
+        if name.endswith(".py") and not _hint_at_program(argv):
             instead = f"a program is given as --script={name}"
-        raise UsageError(f"'{name}' is not a flag: {instead}{_of_program(argv)}.")
+        raise UsageError(f"'{name}' is not a flag: {instead}{_hint_at_program(argv)}.")
     given = _given(values)
     if script_arguments:
         given["script_arguments"] = tuple(script_arguments)
@@ -175,13 +178,9 @@ def _settings(
     return in_file, chosen, given
 
 
-# Dashes that editors and web pages put in place of hyphens, and the minus sign.
-_DASHES = re.compile("-?[\u2010-\u2015\u2212][-\u2010-\u2015\u2212]*")
-
-
 def _settings_of_flag(name: str, value: Any) -> dict[str, Any]:
     """Returns the setting of a flag by name, or both settings of a range."""
-    first_name = all_fields()[name][1].metadata["range_from"]
+    first_name = all_fields()[name].field.metadata["range_from"]
     found = re.fullmatch(r"(\d+)-(\d+)", str(value))
     if first_name is None or found is None:
         return {name: _converted(name, value)}
@@ -201,7 +200,7 @@ def split_arguments(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 
 
 def _given(values: flags.FlagValues) -> dict[str, Any]:
-    """Returns the settings of all flags, which replace those of --set."""
+    """Returns the settings of the command line: a flag replaces a value of --set."""
     texts = _texts_of_sets(values["set"].value or ())
     for name, (_, field) in all_fields().items():
         if field.metadata["has_flag"] and values[name].present:
@@ -221,7 +220,7 @@ def _texts_of_sets(arguments: Sequence[str]) -> dict[str, Any]:
     texts: dict[str, Any] = {}
     for argument in arguments:
         name, text = _named_by_set(argument)
-        is_list = all_fields()[name][1].metadata["repeatable"]
+        is_list = all_fields()[name].field.metadata["repeatable"]
         texts[name] = [*texts.get(name, ()), text] if is_list else text
     return texts
 
@@ -242,7 +241,9 @@ def _named_by_set(argument: str) -> tuple[str, str]:
     return name, text
 
 
-def _of_use(in_file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _without_obsolete(
+    in_file: Mapping[str, Any], given: Mapping[str, Any]
+) -> dict[str, Any]:
     """Drops from a file the settings of a choice that flags have changed.
 
     With a run's config.json, --strategy=mirrored asks for that run under mirrored,
@@ -251,7 +252,7 @@ def _of_use(in_file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, A
     changed = {
         name
         for name, value in given.items()
-        if value != in_file.get(name, all_fields()[name][1].default)
+        if value != in_file.get(name, all_fields()[name].field.default)
     }
     dropped = {
         name
@@ -311,7 +312,7 @@ def _read(values: flags.FlagValues, argv: Sequence[str]) -> list[str]:
 
 
 def _unknown(name: str, argv: Sequence[str]) -> UsageError:
-    known = [*all_fields(), *help.OF_THE_COMMAND_LINE]
+    known = [*all_fields(), *help.COMMAND_FLAGS]
     small = name.lower()
     near = [small] if small in known else nearest(small, known)
     near = near or nearest(small.removeprefix("no"), known)
@@ -319,18 +320,18 @@ def _unknown(name: str, argv: Sequence[str]) -> UsageError:
     hint = f"did you mean {' or '.join(words)}? " if words else ""
     return UsageError(
         f"--{shown(name)} is unknown: {hint}--help lists the flags, and --helpfull all "
-        f"settings{_of_program(argv)}."
+        f"settings{_hint_at_program(argv)}."
     )
 
 
-def _of_program(argv: Sequence[str]) -> str:
+def _hint_at_program(argv: Sequence[str]) -> str:
     """Returns the remark that an argument may be one of the program of --script."""
     has_program = any(re.match(r"--?script(=|$)", argument) for argument in argv)
     return "; arguments of the program follow after --" if has_program else ""
 
 
 def _not_a_switch(argument: str, name: str) -> UsageError:
-    if argument.removeprefix("--help=") in help.MODES:
+    if argument.removeprefix("--help=") in help.MODE_PAGES:
         mode = argument.removeprefix("--help=")
         return UsageError(f"{argument} is not accepted: give --mode={mode} --help.")
     return UsageError(
@@ -344,7 +345,7 @@ def _define() -> flags.FlagValues:
     for config_class, field in all_fields().values():
         if field.metadata["has_flag"]:
             _define_setting(values, config_class, field)
-    for name, text in help.OF_THE_COMMAND_LINE.items():
+    for name, text in help.COMMAND_FLAGS.items():
         if name == "config":
             flags.DEFINE_string(name, None, text, values)
         elif name == "set":
@@ -377,10 +378,6 @@ class _OptionalSwitchParser(flags.BooleanParser):
 
     def parse(self, argument: Any) -> Any:
         return None if argument == "none" else super().parse(argument)
-
-
-# Type of a setting -> its values in words.
-_WORDS = {int: "whole numbers", float: "numbers", bool: "true or false"}
 
 
 def _converted(name: str, value: Any) -> Any:

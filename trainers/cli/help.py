@@ -41,7 +41,7 @@ _HOW_TO_READ = (
 )
 
 # Flags that are no settings of a run -> text.
-OF_THE_COMMAND_LINE: Mapping[str, str] = {
+COMMAND_FLAGS: Mapping[str, str] = {
     "config": "JSON file of settings by group, such as a run's config.json; --set and "
     "flags override it.",
     "set": "Any setting, as --set=group.name=value, such as "
@@ -68,7 +68,7 @@ class Mode:
     example: str
 
 
-MODES: Mapping[str, Mode] = {
+MODE_PAGES: Mapping[str, Mode] = {
     "train": Mode(
         "Train a model. The default.",
         "Writes into --run_dir, or a new folder under runs/. Strategies of several "
@@ -149,7 +149,7 @@ def full() -> str:
 
 def page(mode: str | None, strategy: str | None) -> str:
     """Returns the page of a mode or strategy, or `short` if neither is known."""
-    if mode is not None and mode in MODES:
+    if mode is not None and mode in MODE_PAGES:
         return of_mode(mode)
     if strategy in registry.names():
         return of_strategy(strategy)
@@ -158,7 +158,7 @@ def page(mode: str | None, strategy: str | None) -> str:
 
 def of_mode(name: str) -> str:
     """Returns the help page of one mode."""
-    mode = MODES[name]
+    mode = MODE_PAGES[name]
     return _page_of(
         f"--mode={name}",
         f"{mode.summary} {mode.details}",
@@ -218,19 +218,19 @@ def _introduction() -> Iterator[str]:
     yield ""
     yield from _wrapped(_FURTHER_PAGES)
     yield ""
-    for name, mode in MODES.items():
+    for name, mode in MODE_PAGES.items():
         yield from _wrapped(f"--mode={name:<8}  {mode.summary}", indent=2, further=17)
     yield ""
     yield from _wrapped(_HOW_TO_READ)
     yield from _heading("This command line")
-    for name, text in OF_THE_COMMAND_LINE.items():
+    for name, text in COMMAND_FLAGS.items():
         values = {"config": "=FILE", "set": "=GROUP.NAME=VALUE"}
         yield f"  --{name}{values.get(name, '')}"
         yield from _wrapped(text, indent=6)
 
 
 def _has_flag(name: str) -> bool:
-    return all_fields()[name][1].metadata["has_flag"]
+    return all_fields()[name].field.metadata["has_flag"]
 
 
 def _is_common(name: str) -> bool:

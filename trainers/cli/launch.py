@@ -22,6 +22,10 @@ from trainers.config.config import Config
 from trainers.run_dir.run_dir import RunDir
 from trainers.run_dir.training_dir import TrainingDir
 
+# A process that has loaded TensorFlow 2.21 and Keras, and done nothing yet, has 260 MiB
+# that no other one shares.
+_LEAST_BYTES_OF_A_TASK = 200 << 20
+
 
 def launch(config: Config, argv: Sequence[str], console: Console) -> int:
     """Starts every task, waits for all of them and returns the run's exit code.
@@ -51,7 +55,6 @@ def plan_of(config: Config, argv: Sequence[str], folder: RunDir) -> Plan:
       UsageError: The machine has fewer GPUs than workers, or has no GPU although a
         setting limits GPU memory.
     """
-    arguments = config.model.script_arguments
     num_tasks = {
         "chief": 1,
         "worker": config.strategy.expected_workers,
@@ -71,9 +74,12 @@ def plan_of(config: Config, argv: Sequence[str], folder: RunDir) -> Plan:
     # Only for its check: the launcher divides the GPUs itself when it starts the
     # workers.
     divide(gpus, num_tasks["worker"])
+    arguments = config.model.script_arguments
     return Plan(
         command=[
-            *(sys.executable, "-m", "trainers.main"),
+            sys.executable,
+            "-m",
+            "trainers.main",
             *split_arguments(argv)[0][1:],
             # The last flag wins, so all tasks use the folder that the launcher chose.
             f"--run_dir={folder.path}",
@@ -96,11 +102,6 @@ def plan_of(config: Config, argv: Sequence[str], folder: RunDir) -> Plan:
         saved_step=folder.saved_step,
         reached_step=folder.reached_step,
     )
-
-
-# A process that has loaded TensorFlow 2.21 and Keras, and done nothing yet, has 260 MiB
-# that no other one shares.
-_LEAST_BYTES_OF_A_TASK = 200 << 20
 
 
 def _check_memory(num_tasks: int, config: Config) -> None:

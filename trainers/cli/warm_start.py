@@ -10,15 +10,19 @@ from trainers.config.config import Config
 
 # Modules that a training process imports after TensorFlow and Keras.
 _IMPORTED_BY_A_RUN = (
-    *("matplotlib.backends.backend_agg", "matplotlib.figure"),
-    *("tensorboard.summary", "PIL.PngImagePlugin"),
-    *("trainers.modes.train", "trainers.modes.keras_training"),
-    *("strategies.devices.assignment", "strategies.cluster.failure_detection"),
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
+    "tensorboard.summary",
+    "PIL.PngImagePlugin",
+    "trainers.modes.train",
+    "trainers.modes.keras_training",
+    "strategies.devices.assignment",
+    "strategies.cluster.failure_detection",
 )
 
 
 def starter_of(config: Config) -> ProcessStarter:
-    """Returns what starts the processes of a run, a comparison or a verification."""
+    """Returns the starter of the processes of a run, a comparison or a verification."""
     # With --verbose each process shows what TensorFlow logs while it is imported.
     if not config.run.warm_start or config.run.verbose:
         return ProcessStarter()

@@ -82,7 +82,7 @@ class Config(Groups):
     def _changed(self, values: Mapping[str, Any], given: frozenset[str]) -> Config:
         changes: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
-            group = field_of(name)[0].group
+            group = field_of(name).group_class.group
             changes.setdefault(group, {})[name] = without_lists(value)
         groups = {
             group: dataclasses.replace(getattr(self, group), **settings)
@@ -102,7 +102,7 @@ class Config(Groups):
             for group in GROUPS
             for name, value in dataclasses.asdict(getattr(self, group)).items()
             if group not in _GROUPS_OF_OTHER_MODES
-            or value != all_fields()[name][1].default
+            or value != all_fields()[name].field.default
         }
 
     def to_file(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import difflib
 import functools
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from strategies.common.errors import UsageError
 from strategies.common.fields import LONGEST_NAME, option_of
@@ -53,13 +53,20 @@ GROUPS: Mapping[str, Any] = {
 }
 
 
+class SettingField(NamedTuple):
+    """Setting: the class of its group, and its field there."""
+
+    group_class: Any
+    field: dataclasses.Field
+
+
 @functools.cache
-def all_fields() -> Mapping[str, tuple[Any, dataclasses.Field]]:
-    """Returns every setting by name with its group class, in the order of `--help`."""
+def all_fields() -> Mapping[str, SettingField]:
+    """Returns every setting by name, in the order of `--help`."""
     return {
-        field.name: (config_class, field)
-        for config_class in GROUPS.values()
-        for field in dataclasses.fields(config_class)
+        field.name: SettingField(group_class, field)
+        for group_class in GROUPS.values()
+        for field in dataclasses.fields(group_class)
     }
 
 
@@ -77,12 +84,12 @@ def by_group(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Returns settings by group and name, from settings by name."""
     found: dict[str, dict[str, Any]] = {}
     for name, value in settings.items():
-        found.setdefault(all_fields()[name][0].group, {})[name] = value
+        found.setdefault(all_fields()[name].group_class.group, {})[name] = value
     return found
 
 
-def field_of(name: str) -> tuple[Any, dataclasses.Field]:
-    """Returns the group class and the field of a setting, from its name alone.
+def field_of(name: str) -> SettingField:
+    """Returns a setting from its name.
 
     Raises:
       UsageError: No setting has this name.
@@ -133,7 +140,7 @@ def check_group(group: str, settings: Any) -> None:
 
 
 def _misplaced(name: str, value: Any) -> UsageError:
-    group = all_fields()[name][0].group
+    group = all_fields()[name].group_class.group
     return UsageError(
         f"'{name}' is a setting of the group '{group}': give "
         f'{{"{group}": {{"{name}": {shown(as_json(value))}}}}}, or {option(name)}=.'

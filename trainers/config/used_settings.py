@@ -68,7 +68,7 @@ def unused(
     run = settings if run is None else run
     found = {}
     for name, value in settings.items():
-        field = all_fields()[name][1]
+        field = all_fields()[name].field
         is_given = without_lists(value) != field.default
         if is_given and not has_effect(name, run):
             found[name] = deciding_on(name)
@@ -79,13 +79,13 @@ def without_unused(config: Config) -> Config:
     """Returns a configuration in which settings without an effect have defaults."""
     # Another setting may have needed a dropped one.
     while dropped := unused(config.to_dict()):
-        config = config.replace(**{n: all_fields()[n][1].default for n in dropped})
+        config = config.replace(**{n: all_fields()[n].field.default for n in dropped})
     return config
 
 
 def deciding_on(name: str) -> tuple[str, ...]:
     """Returns the names of the settings that decide whether one has an effect."""
-    return tuple(all_fields()[name][1].metadata["used_by"] or ())
+    return tuple(all_fields()[name].field.metadata["used_by"] or ())
 
 
 def values_with_effect(name: str, other: str) -> tuple[str, ...]:
@@ -93,7 +93,7 @@ def values_with_effect(name: str, other: str) -> tuple[str, ...]:
 
     There are none if the other setting does not decide on it.
     """
-    values = (all_fields()[name][1].metadata["used_by"] or {}).get(other, ())
+    values = (all_fields()[name].field.metadata["used_by"] or {}).get(other, ())
     return tuple(values() if callable(values) else values)
 
 
@@ -114,7 +114,7 @@ def has_effect(name: str, run: Mapping[str, Any]) -> bool:
 
 
 def _value(name: str, run: Mapping[str, Any]) -> Any:
-    return run.get(name, all_fields()[name][1].default)
+    return run.get(name, all_fields()[name].field.default)
 
 
 def _words_of(value: Any) -> list[str]:
@@ -129,7 +129,7 @@ def _refusal(name: str, value: Any, runs: Sequence[Mapping[str, Any]]) -> UsageE
     for deciding in deciding_on(name):
         words = [p for p in values_with_effect(name, deciding) if "*" not in p]
         # Settings without a flag are for this project's own runs.
-        if all_fields()[deciding][1].metadata["has_flag"]:
+        if all_fields()[deciding].field.metadata["has_flag"]:
             choices.append(f"{option(deciding)}={' or '.join(words)}")
     # Such as --num_replicas for --replicas.
     choices += [

@@ -57,7 +57,7 @@ def write_config(folder: pathlib.Path, content: str | dict[str, Any]) -> str:
 
 
 def value_of(config: Config, name: str) -> Any:
-    return getattr(getattr(config, all_fields()[name][0].group), name)
+    return getattr(getattr(config, all_fields()[name].group_class.group), name)
 
 
 # Where values come from
@@ -292,7 +292,7 @@ def test_every_setting_names_those_that_decide_about_it() -> None:
         for other, listed in (field.metadata["used_by"] or {}).items():
             values = listed() if callable(listed) else listed
             assert values, f"{name} is used by no {other}"
-            choices = choices_of(all_fields()[other][1])
+            choices = choices_of(all_fields()[other].field)
             own = {"true", factories.PATTERN}
             assert choices is None or {*values} - own <= {*choices}, name
 
@@ -559,7 +559,7 @@ def test_a_file_that_is_not_nested_by_group_is_refused(
 def test_set_takes_any_setting() -> None:
     for name in ("seed", "hidden_units", "soft_placement", "model", "devices"):
         value = {"seed": "3", "hidden_units": "3,4", "model": "mlp"}.get(name, "none")
-        group = all_fields()[name][0].group
+        group = all_fields()[name].group_class.group
         shared = () if name == "model" else ("--model=mlp",)
         assert parse(*shared, f"--set={group}.{name}={value}") == parse(
             *shared, f"--{name}={value}"
@@ -804,7 +804,7 @@ def test_any_json_is_a_configuration_or_refused(
     tmp_path: pathlib.Path, name: str, value: Any
 ) -> None:
     path = tmp_path / "settings.json"
-    group = all_fields()[name][0].group if name in all_fields() else "run"
+    group = all_fields()[name].group_class.group if name in all_fields() else "run"
     path.write_text(json.dumps({group: {name: value}}), encoding="utf-8")
     message = f"--config={path}"
     try:

@@ -14,17 +14,17 @@ from strategies.cluster.spec import Cluster
 from strategies.common.errors import UsageError
 from tests import processes
 from trainers.cli import flags, help
-from trainers.cli.help import MODES
+from trainers.cli.help import MODE_PAGES
 from trainers.cli.role import cluster_of
 from trainers.config.config import Config
 from trainers.config.groups import all_fields, option
-from trainers.config.run import MODES as MODE_NAMES
+from trainers.config.run import MODES
 
 README = processes.ROOT / "README.md"
 PAGES = [
     "--help",
     "--helpfull",
-    *(f"--mode={mode} --help" for mode in MODES),
+    *(f"--mode={mode} --help" for mode in MODE_PAGES),
     *(f"--strategy={strategy} --help" for strategy in registry.names()),
 ]
 
@@ -80,7 +80,7 @@ def test_a_page_is_plain_text_without_trailing_spaces(words: str) -> None:
 def test_every_setting_has_one_entry_under_one_heading() -> None:
     shown = headings_by_flag(page_of("--helpfull"))
     accepted = [option(name).removeprefix("--") for name in all_fields()]
-    accepted += help.OF_THE_COMMAND_LINE
+    accepted += help.COMMAND_FLAGS
     assert sorted(name for name, _ in shown) == sorted(accepted)
     assert len({heading for _, heading in shown}) > 10
 
@@ -95,7 +95,7 @@ def test_every_flag_is_on_the_first_page_or_on_one_of_its_own() -> None:
         name for name, (_, field) in all_fields().items() if field.metadata["has_flag"]
     }
     assert flags_of_settings - {*first} <= others
-    assert {*first} <= flags_of_settings | {*help.OF_THE_COMMAND_LINE}
+    assert {*first} <= flags_of_settings | {*help.COMMAND_FLAGS}
 
 
 def test_the_page_of_a_strategy_has_the_flags_that_not_all_have() -> None:
@@ -136,7 +136,7 @@ def test_help_is_short_enough_to_be_read() -> None:
 
 def test_it_names_every_choice_and_default() -> None:
     page = page_of("--helpfull")
-    for name in (*registry.names(), *models.names(), *MODES):
+    for name in (*registry.names(), *models.names(), *MODE_PAGES):
         assert name in page
     for line in (
         "  --learning_rate=0.001",
@@ -155,7 +155,7 @@ def test_the_beginning_is_usage_examples_and_modes() -> None:
     assert page_of("--helpfull").startswith(begin)
     assert len(commands_on(begin)) == 2
     shown = re.findall(r"^  --mode=(\w+) +(\S.*)$", begin, re.M)
-    assert [name for name, _ in shown] == list(MODES) == list(MODE_NAMES)
+    assert [name for name, _ in shown] == list(MODE_PAGES) == list(MODES)
 
 
 @pytest.mark.parametrize("words", PAGES)
@@ -167,11 +167,11 @@ def test_every_example_is_accepted(words: str) -> None:
         assert cluster_of(config, {}) in (None, Cluster())
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODE_PAGES)
 def test_the_page_of_a_mode_is_about_it(mode: str) -> None:
     page = page_of(f"--mode={mode} --help")
     assert page.startswith("Usage: python -m trainers.main ")
-    assert MODES[mode].summary.split()[0] in page
+    assert MODE_PAGES[mode].summary.split()[0] in page
     own = commands_on(page)
     assert own
     for command in own:
@@ -179,7 +179,7 @@ def test_the_page_of_a_mode_is_about_it(mode: str) -> None:
 
 
 def test_the_page_of_a_mode_has_the_flags_of_that_mode() -> None:
-    pages = {mode: headings_by_flag(page_of(f"--mode={mode} --help")) for mode in MODES}
+    pages = {m: headings_by_flag(page_of(f"--mode={m} --help")) for m in MODE_PAGES}
     names = {mode: {name for name, _ in shown} for mode, shown in pages.items()}
     assert names["compare"] >= {"strategies", "arm", "runs", "seeds", "trackers"}
     assert names["predict"] >= {"strategies", "replicas"}
