@@ -12,6 +12,7 @@ import json
 import math
 import os
 import pathlib
+import shutil
 import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -168,6 +169,14 @@ def unusable(folder: pathlib.Path, error: OSError) -> UsageError:
         f"--run_dir={folder} cannot be used ({where}{error.strerror}): correct that "
         "or choose another folder."
     )
+
+
+def remove_path(path: pathlib.Path) -> None:
+    """Removes a folder, a file or a link, but never the target of a link."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 class FolderLock:

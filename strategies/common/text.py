@@ -104,3 +104,16 @@ def printable(text: str) -> str:
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
     )
+
+
+def unique_names(paths: Sequence[str]) -> list[str]:
+    """Returns the names with a number appended to repeated ones.
+
+    Layers of a subclassed model may share a name, and so may their variables.
+    """
+    seen: dict[str, int] = {}
+    names = []
+    for path in paths:
+        seen[path] = seen.get(path, 0) + 1
+        names.append(path if seen[path] == 1 else f"{path} ({seen[path]})")
+    return names

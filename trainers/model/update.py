@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from strategies.collectives.buckets import Span
 from strategies.collectives.optimizer_shard import OptimizerShard
+from strategies.common.text import unique_names
 from strategies.common.types import ReplicaOutputs
 from strategies.inner_loop.reduction import clipped, widened, with_known_shapes
 from trainers.config.config import Config
@@ -18,7 +19,6 @@ from trainers.model.layer_state import LayerState
 from trainers.model.optimizers.loss_scale import LOSS_SCALE, LossScale, unscaled
 from trainers.model.optimizers.several import variables_of
 from trainers.model.sparse_gradients import as_dense, embeddings_of, sum_duplicates
-from trainers.run_dir.step_recording import unique_names
 
 # Prefixes of the names that `ModelUpdate.observe` returns in addition to norms.
 HISTOGRAMS = "gradients/"

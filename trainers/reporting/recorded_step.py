@@ -10,12 +10,13 @@ import keras
 import numpy as np
 
 from models.objective import add_steps, as_scalars
+from strategies.common.text import unique_names
 from trainers.loop.loop import StepEvent
 from trainers.loop.parts import TrainingParts
 from trainers.model.gradient_noise_scale import without_statistics
 from trainers.model.random_numbers.seeds import seed_states
 from trainers.model.update import RECORDED
-from trainers.run_dir.step_recording import RecordedStep, Recording, unique_names
+from trainers.run_dir.step_recording import RecordedStep, Recording
 
 
 def record_step(

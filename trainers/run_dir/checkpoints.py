@@ -21,7 +21,7 @@ import keras
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
-from strategies.common.files import sync_to_disk
+from strategies.common.files import remove_path, sync_to_disk
 from trainers.run_dir.checkpoint_manifest import (
     Commit,
     DamagedError,
@@ -98,9 +98,10 @@ class Checkpoints:
         """
         step = int(self._step.numpy())
         final = self._folder / name_of(step)
+        temporary = self._folder / f"{_UNFINISHED}{final.name}"
         self.remove_unfinished()
         try:
-            temporary = self._write(self._folder / f"{_UNFINISHED}{final.name}", state)
+            self._write(temporary, state)
             self._replace(final, temporary)
         except Exception:
             # A partial checkpoint on a full disk would prevent all further writes.
@@ -112,9 +113,9 @@ class Checkpoints:
     def remove_unfinished(self) -> None:
         """Removes folders that a killed run was writing or removing."""
         for leftover in self._folder.glob(f"{_UNFINISHED}step-*"):
-            remove(leftover)
+            remove_path(leftover)
 
-    def _write(self, temporary: pathlib.Path, state: Mapping[str, Any]) -> pathlib.Path:
+    def _write(self, temporary: pathlib.Path, state: Mapping[str, Any]) -> None:
         """Writes all files of a checkpoint to a folder with a temporary name."""
         temporary.mkdir(parents=True)
         self._write_variables(str(temporary / "variables"))
@@ -124,7 +125,6 @@ class Checkpoints:
             variables[_REPLICAS] = self._replica_variables()
         step = int(self._step.numpy())
         write_commit(temporary, Commit(step=step, variables=variables, state=state))
-        return temporary
 
     def restore_newest(self, warn: Callable[[str], None]) -> Mapping[str, Any] | None:
         """Restores the newest undamaged checkpoint.
@@ -183,7 +183,7 @@ class Checkpoints:
         """Removes the checkpoints of later steps after a rollback."""
         for later, folder in checkpoints_in(self._folder).items():
             if later > step:
-                remove(folder)
+                remove_path(folder)
 
     def _variables(self) -> dict[str, list[Variable]]:
         return {
@@ -239,7 +239,7 @@ class Checkpoints:
             # This step is already saved: a signal right after a checkpoint saves again.
             shutil.rmtree(temporary)
             return
-        remove(final)
+        remove_path(final)
         temporary.rename(final)
         sync_to_disk(self._folder)
 
@@ -256,7 +256,7 @@ class Checkpoints:
             # checkpoint under a valid name.
             leftover = self._folder / f"{_UNFINISHED}{name_of(old)}"
             (self._folder / name_of(old)).rename(leftover)
-            remove(leftover)
+            remove_path(leftover)
 
 
 def _untracked(
@@ -345,11 +345,3 @@ def _is_intact(folder: pathlib.Path, step: int) -> bool:
     except DamagedError:
         return False
     return True
-
-
-def remove(path: pathlib.Path) -> None:
-    """Removes a folder, a file or a link, but never the target of a link."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -15,7 +15,10 @@ from trainers.run_dir.run_dir import RunDir
 
 # They determine the training.
 _FIXED = (
-    *("seed", "global_batch_size", "drop_last_batch", "gradient_reduction"),
+    "seed",
+    "global_batch_size",
+    "drop_last_batch",
+    "gradient_reduction",
     *defaults_of(ModelConfig, DataConfig, OptimizerConfig),
 )
 
@@ -77,9 +80,10 @@ def check_same_phases(
     ended: int | None,
     last_step: int,
 ) -> None:
-    """Checks that a program's `fit` and the next one meet at the step of before.
+    """Checks that the `fit`s of a resumed program begin at the steps of before.
 
-    The next one would put its own weights in place of what this one trains anew.
+    Otherwise the next `fit` would load weights that follow another training than this
+    one.
 
     Args:
       folder: Folder of the run.
@@ -93,13 +97,19 @@ def check_same_phases(
     Raises:
       UsageError: An earlier `fit`, or this one, is longer or shorter than before.
     """
-    end = first_step
-    if began in (None, first_step):
-        phase += 1
-        began, end = folder.first_step_of(phase), last_step
-        if began is None or ended is None or not began <= ended < last_step:
-            return
-    raise UsageError(
+    if began not in (None, first_step):
+        raise _moved(folder, phase, began, first_step)
+    next_began = folder.first_step_of(phase + 1)
+    if next_began is None or ended is None:
+        return
+    # The next `fit` has begun where this one was over, which now goes on beyond.
+    if next_began <= ended < last_step:
+        raise _moved(folder, phase + 1, next_began, last_step)
+
+
+def _moved(folder: RunDir, phase: int, began: int | None, end: int) -> UsageError:
+    """Returns the error for a `fit` that would not begin where it began before."""
+    return UsageError(
         f"--resume=auto cannot continue {folder.path}: fit number {phase} of the "
         f"program began at step {began:,}, and those before it would end at step "
         f"{end:,}: leave their length as it was, or choose another --run_dir."

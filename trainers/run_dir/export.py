@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 import keras
 
 from strategies.common.errors import UsageError
+from strategies.common.files import remove_path
 from strategies.common.text import one_line
-from trainers.run_dir.checkpoints import remove
 
 BEST, LAST = "best", "last"
 KERAS, WEIGHTS, SAVED_MODEL = "keras", "weights", "saved_model"
@@ -81,15 +81,15 @@ class Exports:
             temporary = self.folder / f".writing{suffix}"
             final = self.folder / f"{name}{suffix}"
             try:
-                remove(temporary)
+                remove_path(temporary)
                 write(plain, temporary)
                 if final.is_dir():
                     # A folder cannot be renamed onto one that is not empty.
-                    remove(final)
+                    remove_path(final)
                 temporary.replace(final)
             finally:
                 # A part of it would keep a full disk full.
-                remove(temporary)
+                remove_path(temporary)
 
     def _with_present_values(self) -> keras.Model:
         if self._plain is None:

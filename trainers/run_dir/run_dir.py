@@ -32,11 +32,11 @@ from trainers.run_dir.checkpoint_names import checkpoints_in
 # Files and folders that a run reads, writes or deletes. The content of a checkpoint is
 # checked together with the checkpoint.
 _PARTS = (
-    *("config.json", "metrics.jsonl", "result.json", "measured.json"),
+    "config.json", "metrics.jsonl", "result.json", "measured.json",
     # Later trainings of a program have a folder each in that of the checkpoints.
-    *("checkpoints/*", "export", "tb/train", "tb/eval", "tb/evaluator"),
-    *("logs/*", "recording/*", "trackers/*", "step_phases/*"),
-)
+    "checkpoints/*", "export", "tb/train", "tb/eval", "tb/evaluator",
+    "logs/*", "recording/*", "trackers/*", "step_phases/*",
+)  # fmt: skip
 
 
 class RunDir:
@@ -163,7 +163,7 @@ class RunDir:
         return is_followed or result.get("status") == "completed"
 
     def has_later_checkpoint(self, phase: int) -> bool:
-        """Returns whether a later phase has a checkpoint: others are trained anew."""
+        """Returns whether a later phase has a checkpoint."""
         later = map(self.phase_path, itertools.count(phase + 1))
         begun = itertools.takewhile(pathlib.Path.exists, later)
         return any(map(checkpoints_in, begun))

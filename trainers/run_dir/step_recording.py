@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -167,16 +167,3 @@ def _smallest(values: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
         single = values.astype(np.float32)
     return single if np.array_equal(single, values) else values
-
-
-def unique_names(paths: Sequence[str]) -> list[str]:
-    """Returns the names with a number appended to repeated ones.
-
-    Layers of a subclassed model may share a name, and so may their variables.
-    """
-    seen: dict[str, int] = {}
-    names = []
-    for path in paths:
-        seen[path] = seen.get(path, 0) + 1
-        names.append(path if seen[path] == 1 else f"{path} ({seen[path]})")
-    return names

@@ -82,8 +82,9 @@ class TrainingDir(RunDir):
     def begin(self, config: Config, first_step: int, phase: int = 1) -> None:
         """Creates the folder, or discards metrics that follow the restored checkpoint.
 
-        A `fit` before a later one with a checkpoint, such as a pruned one, adds no row
-        that is there already and leaves the result and the exports of the later ones.
+        A `fit` is repeated if a later one has a checkpoint already, such as after a
+        pruning. It adds no row that metrics.jsonl has, and keeps the result and the
+        exports of the later ones.
 
         No other process can begin in this folder until the result is written, or, with
         a program, until this process ends.
@@ -100,9 +101,12 @@ class TrainingDir(RunDir):
         try:
             self._lock_folder()
             self.is_repeated = self.has_later_checkpoint(phase)
-            rows = self.metrics.rows() if self.is_repeated else []
-            self._newest_row = max((row["step"] for row in rows), default=-1)
-            if not self.is_repeated:
+            # A repeated `fit` adds no row that is there already.
+            self._newest_row = -1
+            if self.is_repeated:
+                steps = (row["step"] for row in self.metrics.rows())
+                self._newest_row = max(steps, default=-1)
+            else:
                 self._begin(config, first_step)
         except OSError as error:
             if self._must_be_new:
@@ -138,7 +142,8 @@ class TrainingDir(RunDir):
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Writes result.json, the last file of a run.
 
-        That of later ones stays for a repeated `fit`, with the status of a stop.
+        A repeated `fit` keeps the result of the later ones, and changes its status only
+        if it stops early.
         """
         self.require()
         if not (self.is_repeated and self._result.exists()):

@@ -8,8 +8,9 @@ import pathlib
 import numpy as np
 import pytest
 
+from strategies.common.text import unique_names
 from tests import processes
-from trainers.run_dir.step_recording import RecordedStep, Recording, unique_names
+from trainers.run_dir.step_recording import RecordedStep, Recording
 
 LEARNING_RATE = 0.5
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from models.objective import AsCompiled
 from strategies.common.errors import UsageError
+from strategies.common.text import unique_names
 from strategies.common.types import Batch
 from trainers.config.config import Config
 from trainers.loop.parts import TrainingParts
@@ -19,7 +20,7 @@ from trainers.model.random_numbers.of_step import StepRandomNumbers
 from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
 from trainers.model.random_numbers.seeds import seed_states
 from trainers.model.sparse_gradients import as_dense
-from trainers.run_dir.step_recording import KerasStep, Recording, unique_names
+from trainers.run_dir.step_recording import KerasStep, Recording
 
 _NO_COUNTERPART = (
     "the loss is not one that keras.Model.compile takes: it is of a file in models/ "
