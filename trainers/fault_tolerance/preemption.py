@@ -82,18 +82,18 @@ class PreemptionSignals:
         """Exit code of the received signal, or SIGTERM's if another process got it."""
         return _EXIT_CODES[signal.Signals(self._received or signal.SIGTERM)]
 
-    def __call__(self, report: StepEvent) -> None:
+    def __call__(self, event: StepEvent) -> None:
         """Raises `StopRequested` if this run was asked to stop.
 
         Processes that stop together do so after the same step. A run that has reached
         its last step ends normally, but not a later training whose first call is also
         its last: a program that trains so again and again would never stop.
         """
-        agreed = report.results.agreed.stop_requested
+        agreed = event.results.agreed.stop_requested
         asked = agreed if self._stops_together else self.requested
         is_late = self._num_trainings > 1 and self._is_first_call
         self._is_first_call = False
-        if asked and (is_late or not report.is_last):
+        if asked and (is_late or not event.is_last):
             raise StopRequested(self.exit_code)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:

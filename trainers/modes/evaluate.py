@@ -20,7 +20,7 @@ from trainers.config.groups import defaults_of, option
 from trainers.config.run import ThreadsConfig
 from trainers.config.user_code import check_given
 from trainers.loop.builder import assemble, create_strategy
-from trainers.reporting.metrics_writer import in_words
+from trainers.reporting.metrics_writer import metrics_in_words
 from trainers.run_dir.checkpoint_names import check_is_no_pattern
 from trainers.run_dir.export import read_keras
 from trainers.run_dir.run_dir import RunDir
@@ -60,7 +60,7 @@ def evaluate(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     means = as_scalars(parts.evaluation.run().means)
     examples = parts.data.evaluation.num_examples
     what = f"step {parts.applied_steps()}" if exported is None else exported
-    console.say(f"eval  | {what} | {in_words(means)} | {examples:,} examples")
+    console.say(f"eval  | {what} | {metrics_in_words(means)} | {examples:,} examples")
     return ExitCode.DONE
 
 

@@ -31,7 +31,7 @@ from trainers.loop.builder import assemble, create_strategy
 from trainers.loop.evaluation import Evaluated
 from trainers.loop.parts import TrainingParts
 from trainers.model.confusion_matrix import CONFUSION_MATRIX, draw_confusion
-from trainers.reporting.metrics_writer import in_words
+from trainers.reporting.metrics_writer import metrics_in_words
 from trainers.reporting.tensorboard import EVALUATOR, Summaries, by_tag
 from trainers.run_dir.checkpoint_manifest import DamagedError
 from trainers.run_dir.run_dir import RunDir
@@ -203,7 +203,7 @@ class _Evaluator:
             self._summaries.image(EVALUATOR, CONFUSION_MATRIX, picture, step)
         if self._summaries.flush():
             self._write_errors.end("summaries")
-        self._console.say(f"eval  | step {step:>7} | {in_words(means)}")
+        self._console.say(f"eval  | step {step:>7} | {metrics_in_words(means)}")
 
 
 def _steps_in(events: str) -> set[int]:

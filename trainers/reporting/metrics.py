@@ -21,6 +21,13 @@ from trainers.run_dir.train_state import TrainCounters
 # From sums over examples to the loss and metrics.
 Results = Callable[[Mapping[str, Any]], dict[str, Any]]
 
+# As long as the longest calls of a strategy, which end with many updates at once.
+WINDOW_SECONDS = 0.5
+# A run of days has a million windows, and one of 5,000 short steps takes 200 KB.
+MOST_KEPT_WINDOWS = 1 << 9
+# Columns of `_steps_of`.
+_EXAMPLES, _SECONDS, _INPUT, _STEP, _DURATION = range(5)
+
 
 class ProcessMetrics:
     """Measurements of all calls of `fit` of a process, which refer to none of them.
@@ -70,14 +77,20 @@ class RunMetrics:
         self.staleness = Staleness()
         self.idle = PipelineIdleMeter(pipeline)
         self.run_idle = PipelineIdleMeter(pipeline)
+        self._meters: list[Callable[[StepEvent], None]] = [
+            process.throughput,
+            process.staleness,
+            self.window,
+            self.staleness,
+            self.idle,
+            self.run_idle,
+        ]
+        if phases is not None:
+            self._meters.append(phases)
 
     def __call__(self, event: StepEvent) -> None:
-        of_process = (self.process.throughput, self.process.staleness)
-        for meter in (*of_process, self.staleness, self.idle, self.run_idle):
+        for meter in self._meters:
             meter(event)
-        self.window(event)
-        if self.phases is not None:
-            self.phases(event)
 
     def begin_window(self, sums: Mapping[str, Any] | None = None) -> None:
         """Starts the next line of metrics.jsonl, with a checkpoint's sums of it."""
@@ -103,12 +116,12 @@ class MetricsWindow:
         self._step_seconds = 0.0
         self._input_seconds = 0.0
 
-    def __call__(self, report: StepEvent) -> None:
-        results = report.results
+    def __call__(self, event: StepEvent) -> None:
+        results = event.results
         add_steps(self._sums, results.sums)
         self._num_steps += results.applied_steps
         self._num_examples += results.sums["examples"].sum()
-        self._call_seconds += report.call_seconds
+        self._call_seconds += event.call_seconds
         self._step_seconds += results.step_seconds.sum()
         self._input_seconds += results.input_seconds.sum()
 
@@ -127,8 +140,10 @@ class MetricsWindow:
     def milliseconds(self) -> dict[str, float]:
         """Returns the average milliseconds of a step by part; see `_milliseconds`."""
         return _milliseconds(
-            *(self._num_steps, self._call_seconds),
-            *(self._input_seconds, self._step_seconds),
+            num_steps=self._num_steps,
+            call_seconds=self._call_seconds,
+            input_seconds=self._input_seconds,
+            step_seconds=self._step_seconds,
         )
 
     def sums(self) -> dict[str, Any]:
@@ -161,8 +176,8 @@ class Staleness:
         self._all: Counter[int] = Counter()
         self._by_worker: dict[str, Counter[int]] = {}
 
-    def __call__(self, report: StepEvent) -> None:
-        results = report.results
+    def __call__(self, event: StepEvent) -> None:
+        results = event.results
         if results.staleness is None:
             return
         updates = results.staleness.astype(int)
@@ -225,12 +240,6 @@ def _distribution(counts: Counter[int]) -> dict[str, Any]:
     }
 
 
-# As long as the longest calls of a strategy, which end with many updates at once.
-WINDOW_SECONDS = 0.5
-# A run of days has a million windows, and one of 5,000 short steps takes 200 KB.
-MOST_KEPT_WINDOWS = 1 << 9
-
-
 class ThroughputMeter:
     """Step times and speed of a run, without the first calls of each fit. A callback.
 
@@ -238,9 +247,9 @@ class ThroughputMeter:
     long, because long ones have more of the rare slow steps. So runs of equal steps
     have an equal speed, also if the calls of one of them have more steps.
 
-    A run without a program is one fit. If all fits are as short as that, the calls of
-    all of them count but the first two. All windows count up to `MOST_KEPT_WINDOWS`,
-    and then every second, fourth and so on.
+    A run without a program is one fit. If no fit has more calls than are left out, all
+    calls count except the first two of the run. All windows count up to
+    `MOST_KEPT_WINDOWS`, and then every second, fourth and so on.
     """
 
     def __init__(self) -> None:
@@ -262,7 +271,7 @@ class ThroughputMeter:
         """Begins a fit."""
         self._num_calls_of_fit = 0
 
-    def __call__(self, report: StepEvent) -> None:
+    def __call__(self, event: StepEvent) -> None:
         self._num_calls += 1
         self._num_calls_of_fit += 1
         is_warm = self._num_calls_of_fit > WARM_UP_CALLS
@@ -273,15 +282,15 @@ class ThroughputMeter:
         if is_first_warm or self._num_calls <= WARM_UP_CALLS + 1:
             self._forget()
         self._is_warm = is_warm
-        steps = _steps_of(report)
+        steps = _steps_of(event)
         self._steps.append(steps)
-        self._seconds += float(steps[:, 1].sum())
+        self._seconds += float(steps[:, _SECONDS].sum())
         if self._seconds >= WINDOW_SECONDS:
             self._end_windows()
 
     def _end_windows(self) -> None:
         steps = np.concatenate(self._steps)
-        times = steps[:, 1].cumsum()
+        times = steps[:, _SECONDS].cumsum()
         begin, began = 0, 0.0
         while times[-1] - began >= WINDOW_SECONDS:
             end = int(np.searchsorted(times, began + WINDOW_SECONDS)) + 1
@@ -308,9 +317,10 @@ class ThroughputMeter:
         if not self._steps:
             return {"examples_per_second": None, "step_milliseconds": None}
         unfinished = np.concatenate(self._steps)
-        durations = np.concatenate([*self._windows, unfinished])[:, 4]
-        percentiles = map(float, np.percentile(1e3 * durations, (50, 90, 99)))
-        # One window, and no mean of two: its speed and its times belong together.
+        durations = np.concatenate([*self._windows, unfinished])[:, _DURATION]
+        p50, p90, p99 = map(float, np.percentile(1e3 * durations, (50, 90, 99)))
+        # The median window, and not the mean of two, so that speed and times are of the
+        # same steps.
         windows = sorted(
             self._windows or [unfinished], key=lambda steps: -_speed_of(steps)
         )
@@ -318,36 +328,38 @@ class ThroughputMeter:
         return {
             "examples_per_second": _speed_of(median),
             "step_milliseconds": {
-                **dict(
-                    zip(("p50", "p90", "p99"), map(float, percentiles), strict=True)
+                "p50": p50,
+                "p90": p90,
+                "p99": p99,
+                **_milliseconds(
+                    len(median), *median[:, _SECONDS:_DURATION].sum(axis=0)
                 ),
-                **_milliseconds(len(median), *median[:, 1:4].sum(axis=0)),
             },
         }
 
 
-def _steps_of(report: StepEvent) -> np.ndarray:
+def _steps_of(event: StepEvent) -> np.ndarray:
     """Returns the steps of a call, [steps, 5].
 
     The columns are examples, seconds that add up to the time of the call, seconds of
     input, seconds with input, and the duration of a single step.
     """
-    results = report.results
+    results = event.results
     # The clock of steps is the machine's, which may be set back.
     durations = np.maximum(results.step_seconds, 0)
     columns = [results.sums["examples"], durations, results.input_seconds, durations]
     if results.workers is not None:
-        # In the order of workers, not of time: a window has a part of all of them.
+        # Steps come in the order of workers, not of time, so that all get the mean.
         columns = [np.full(len(column), np.mean(column)) for column in columns]
     examples, shares, input_seconds, step_seconds = columns
     if shares.sum() <= 0:
         shares = np.ones(len(durations))
-    seconds = report.call_seconds * shares / max(shares.sum(), 1e-9)
+    seconds = event.call_seconds * shares / max(shares.sum(), 1e-9)
     return np.stack([examples, seconds, input_seconds, step_seconds, durations], axis=1)
 
 
 def _speed_of(steps: np.ndarray) -> float:
-    examples, seconds = steps[:, :2].sum(axis=0)
+    examples, seconds = steps[:, [_EXAMPLES, _SECONDS]].sum(axis=0)
     return float(examples / max(seconds, 1e-9))
 
 

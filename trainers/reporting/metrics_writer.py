@@ -228,7 +228,7 @@ def last_values(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return last
 
 
-def in_words(means: Mapping[str, float]) -> str:
+def metrics_in_words(means: Mapping[str, float]) -> str:
     """Returns losses and metrics on one line."""
     return " | ".join(f"{name} {_shown(value)}" for name, value in means.items())
 

@@ -32,8 +32,8 @@ class PipelineIdleMeter:
         self._busy_seconds = np.zeros(num_stages)
         self._seconds = 0.0
 
-    def __call__(self, report: StepEvent) -> None:
-        results = report.results
+    def __call__(self, event: StepEvent) -> None:
+        results = event.results
         if results.stage_busy_seconds is None or results.pipeline_seconds is None:
             return
         # [attempted, stages] -> [stages].

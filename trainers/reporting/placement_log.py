@@ -18,6 +18,8 @@ from trainers.reporting.tensorboard import Summaries, table
 
 # Names of operations are long, and lines of a log need not fit a terminal.
 _LOG_WIDTH = 1000
+_OPERATION = ("device", "type", "operation")
+_VARIABLE = ("devices", "type", "shape", "variable")
 
 
 class Placed(NamedTuple):
@@ -104,7 +106,3 @@ def write_placements(
         f"{len(placed):,} operations ({where}) and {len(variables) - 1:,} "
         f"variables, listed in {log}",
     )
-
-
-_OPERATION = ("device", "type", "operation")
-_VARIABLE = ("devices", "type", "shape", "variable")

@@ -23,7 +23,7 @@ from trainers.loop.memory_estimate import (
 from trainers.loop.parts import TrainingParts
 from trainers.model.layer_state import sums_over_replicas
 from trainers.reporting.metrics import RunMetrics
-from trainers.reporting.metrics_writer import in_words
+from trainers.reporting.metrics_writer import metrics_in_words
 from trainers.reporting.result import ALWAYS_FINAL
 from trainers.run_dir.run_dir import RunDir, tensorboard_command
 
@@ -47,8 +47,9 @@ def print_startup_report(
         f"{parts.config.model.name}, "
         f"{sum(math.prod(v.shape) for v in parts.model.weights):,} parameters",
     )
-    for stage in parts.pipeline.stages if parts.pipeline else ():
-        console.item("", stage.in_words())
+    if parts.pipeline is not None:
+        for stage in parts.pipeline.stages:
+            console.item("", stage.in_words())
     console.item("data", _data_in_words(parts))
     console.item("xla", parts.compilation.words)
     fit = f", fit {parts.phase} of the program" if parts.phase > 1 else ""
@@ -73,7 +74,7 @@ def print_startup_report(
         console.item("rate", _scaled_rate(parts.config))
     update = parts.config.optimizer
     if parts.embeddings() and update.sparse_gradients and not update.updates_rows:
-        decay = f" --weight_decay={update.weight_decay}" * bool(update.weight_decay)
+        decay = f" --weight_decay={update.weight_decay}" if update.weight_decay else ""
         console.warn(
             f"--optimizer={update.optimizer}{decay} passes over every row of the "
             "embedding in every step; sgd and adagrad without --weight_decay change "
@@ -151,9 +152,10 @@ def _too_long_warmup(parts: TrainingParts) -> str | None:
 
 def _scaled_rate(config: Config) -> str:
     update, size = config.optimizer, config.length.global_batch_size
-    warmup = f", after {update.warmup_steps:,} steps of warm-up"
+    steps = update.warmup_steps
+    warmup = f", after {steps:,} steps of warm-up" if steps else ""
     return (
-        f"{update.peak_learning_rate(size):g}{warmup * bool(update.warmup_steps)}: "
+        f"{update.peak_learning_rate(size):g}{warmup}: "
         f"{update.learning_rate:g} of a global batch of "
         f"{update.base_global_batch_size} scaled to {size} ({update.lr_scaling})"
     )
@@ -183,7 +185,7 @@ def print_final_summary(
     # In the order of result.json.
     ordered = {**dict.fromkeys(ALWAYS_FINAL), **final}
     measured = {name: value for name, value in ordered.items() if value is not None}
-    console.say(f"{outcome} | {in_words(measured)}" if measured else outcome)
+    console.say(f"{outcome} | {metrics_in_words(measured)}" if measured else outcome)
     speed = metrics.process.throughput.summary()
     if speed["step_milliseconds"]:
         console.say(

@@ -36,13 +36,13 @@ class Profile:
         self._write_errors = write_errors
         self._is_recording = False
 
-    def turn(self, report: StepEvent) -> None:
+    def turn(self, event: StepEvent) -> None:
         """Starts the trace after its first step, and ends it at its second one."""
         # A rollback may lead to a step before the first one while it is recorded. A run
         # that is resumed between the two begins no trace: it would have no end.
         self.close()
         # A run that ends at the first of the two steps has nothing to record.
-        if self._steps and report.step == self._steps[0] and not report.is_last:
+        if self._steps and event.step == self._steps[0] and not event.is_last:
             tf.profiler.experimental.start(self._folder, _OPTIONS)
             self._is_recording = True
 

@@ -21,7 +21,7 @@ from trainers.loop.evaluation import Evaluated
 from trainers.loop.loop import StepEvent
 from trainers.loop.parts import TrainingParts
 from trainers.reporting.metrics import RunMetrics
-from trainers.reporting.metrics_writer import MetricsWriter, in_words
+from trainers.reporting.metrics_writer import MetricsWriter, metrics_in_words
 from trainers.reporting.null_reporter import NullReporter
 from trainers.reporting.placement_log import PlacementRecorder, write_placements
 from trainers.reporting.printed_reports import (
@@ -63,8 +63,10 @@ class Reporter(NullReporter):
             folder.phase_path(parts.phase), with_replica_state=True
         )
         self._rollbacks = Rollbacks(
-            *(self._checkpoints, parts.learning_rate_scale),
-            *(parts.config.guard.most_rollbacks, console.warn),
+            self._checkpoints,
+            parts.learning_rate_scale,
+            parts.config.guard.most_rollbacks,
+            console.warn,
         )
         # State of the restored checkpoint; None for a run that has just begun.
         self._restored: Mapping[str, Any] | None = None
@@ -85,22 +87,24 @@ class Reporter(NullReporter):
     def restore_newest(self) -> bool:
         if self._folder.holds_a_run:
             self._restored = self._checkpoints.restore_newest(self._console.warn)
-            self._compare_data(self._restored or {})
-        self._rollbacks.restore(self._restored or {})
-        step = self._parts.applied_steps()
+        state, parts = self.restored_state(), self._parts
+        self._compare_data(state)
+        self._rollbacks.restore(state)
+        step = parts.applied_steps()
         self._metrics.process.is_continued |= self._restored is not None and step > 0
-        check_enough_steps(self._folder.path, step, self._parts.train_steps)
+        check_enough_steps(self._folder.path, step, parts.train_steps)
         # A run without a result, such as one killed in its last checkpoint, still
         # writes one.
-        is_over = step == self._parts.train_steps or is_stopped(self._restored or {})
-        last_step = step if is_over else self._parts.train_steps
-        ended = step if was_over(self._restored or {}) else None
-        began = (self._restored or {}).get("phase", {}).get("first_step")
-        first_step = self._parts.order.first_step
+        is_over = step == parts.train_steps or is_stopped(state)
         check_same_phases(
-            *(self._folder, self._parts.phase, began, first_step, ended, last_step)
+            self._folder,
+            parts.phase,
+            began=state.get("phase", {}).get("first_step"),
+            first_step=parts.order.first_step,
+            ended=step if was_over(state) else None,
+            last_step=step if is_over else parts.train_steps,
         )
-        if not (is_over and self._folder.has_ended(self._parts.phase)):
+        if not (is_over and self._folder.has_ended(parts.phase)):
             return False
         words = f"{self._folder.path} is complete at step {step}: nothing to do."
         self._console.say(words)
@@ -131,7 +135,8 @@ class Reporter(NullReporter):
         decided = parts.config.replace(jit_compile=parts.compilation.setting)
         folder.begin(decided, first_step, parts.phase)
         if folder.is_repeated:
-            # Its end would be that of the entries, which have those of later ones.
+            # Trackers have the points of later `fit`s already, and this one's end
+            # would close their entries.
             self._tracking = Tracking(TrackingConfig(), self._console)
         folder.phase_path(parts.phase).mkdir(exist_ok=True)
         self._checkpoints.remove_unfinished()
@@ -171,9 +176,11 @@ class Reporter(NullReporter):
         return PlacementRecorder(
             loop_function,
             lambda placed: write_placements(
-                *(placed, self._parts, self._console),
-                str(self._folder.log_path(self._cluster.task)),
-                self._writer.summaries,
+                placed,
+                self._parts,
+                self._console,
+                log=str(self._folder.log_path(self._cluster.task)),
+                summaries=self._writer.summaries,
             ),
         )
 
@@ -215,7 +222,7 @@ class Reporter(NullReporter):
             self._export(BEST)
         # The final summary of the run prints the last evaluation.
         if not event.is_last:
-            words = in_words(evaluated.means)
+            words = metrics_in_words(evaluated.means)
             self._console.say(f"eval  | step {event.step:>7} | {words}")
 
     def restored_state(self) -> Mapping[str, Any]:
@@ -243,7 +250,7 @@ class Reporter(NullReporter):
     def resume_after_rollback(self, step: int) -> None:
         self._console.stop_progress()
         self._folder.discard_after(step)
-        self._restore_reports(self._restored or {})
+        self._restore_reports(self.restored_state())
 
     def require_folder(self) -> None:
         self._folder.require()
@@ -258,16 +265,18 @@ class Reporter(NullReporter):
                 else f"the newest in {folder} is that of step {kept}"
             )
             raise NotSavedError(
-                *("the last checkpoint", self._saving.words),
-                f", and {left}: {remedy_of(self._saving.words)} on its disk",
+                "the last checkpoint",
+                self._saving.words,
+                where=f", and {left}: {remedy_of(self._saving.words)} on its disk",
             )
 
     def export_last(self) -> None:
         self._export(LAST)
         if self._exporting.words is not None:
             raise NotSavedError(
-                *(f"{self._folder.exports}/{LAST}", self._exporting.words),
-                f": {remedy_of(self._exporting.words)} on its disk",
+                f"{self._folder.exports}/{LAST}",
+                self._exporting.words,
+                where=f": {remedy_of(self._exporting.words)} on its disk",
             )
 
     def _export(self, name: str) -> None:
@@ -286,7 +295,9 @@ class Reporter(NullReporter):
         self._console.stop_progress()
         self._writer.close()
         result = build_result(
-            *(self._parts, self._cluster, self._metrics),
+            self._parts,
+            self._cluster,
+            self._metrics,
             status=status,
             final=self._writer.final,
             rollbacks=self._rollbacks.count,

@@ -121,7 +121,7 @@ def build_result(
         "seconds": metrics.clock.seconds(),
         "peak_memory_mib": {cluster.task: peak_memory_mib()},
         "variable_bytes": variable_bytes(parts),
-        # Of one copy, or of a part if it is divided.
+        # Bytes of one copy, or of this task's part.
         "optimizer_state_bytes": bytes_of(parts.optimizer_variables()),
         "communication": communication and dataclasses.asdict(communication),
         "staleness": metrics.process.staleness.summary(),

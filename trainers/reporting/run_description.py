@@ -13,6 +13,15 @@ from trainers.loop.parts import TrainingParts
 from trainers.model.optimizers.several import parts_of
 from trainers.reporting.tensorboard import table
 
+# Settings in the row of the HParams dashboard.
+_ROW = (
+    "strategy", "model", "dataset", "global_batch_size", "optimizer",
+    "learning_rate", "seed",
+)  # fmt: skip
+_DECIDED_BY_PROGRAM = (
+    "learning_rate_schedule", "weight_decay", "dropout", "label_smoothing", "dtype",
+)  # fmt: skip
+
 
 def describe_run(parts: TrainingParts) -> dict[str, str]:
     """Returns Markdown tables by tag: configuration, devices, variable placement."""
@@ -64,15 +73,6 @@ def short_name(device: str) -> str:
     spec = tf.DeviceSpec.from_string(device)
     name = f"{spec.device_type}:{spec.device_index}"
     return name if spec.job in (None, "localhost") else f"{spec.job}-{spec.task} {name}"
-
-
-_ROW = (
-    *("strategy", "model", "dataset", "global_batch_size", "optimizer"),
-    *("learning_rate", "seed"),
-)
-_DECIDED_BY_PROGRAM = (
-    *("learning_rate_schedule", "weight_decay", "dropout", "label_smoothing", "dtype"),
-)
 
 
 def hyperparameters(parts: TrainingParts) -> dict[str, Any]:

@@ -85,14 +85,10 @@ class _Drawing:
 
     def finished(self, definition: Any) -> tf.compat.v1.GraphDef:
         """Returns the drawing, with the functions that are called in it."""
-        called = {
-            attribute.func.name
-            for node in self._drawn.node
-            if node.op in ("PartitionedCall", "StatefulPartitionedCall")
-            for attribute in [node.attr["f"]]
-            if _stays_one_operation(self._functions[attribute.func.name])
-        }
-        self._drawn.library.function.extend(self._functions[n] for n in sorted(called))
+        calls = ("PartitionedCall", "StatefulPartitionedCall")
+        names = {n.attr["f"].func.name for n in self._drawn.node if n.op in calls}
+        called = [self._functions[name] for name in sorted(names)]
+        self._drawn.library.function.extend(filter(_stays_one_operation, called))
         self._drawn.versions.CopyFrom(definition.versions)
         return self._drawn
 

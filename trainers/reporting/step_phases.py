@@ -110,7 +110,7 @@ class PhaseMeter:
             "num_retracing_warnings": self._retracing.count,
             "num_operations": self._num_operations,
             "num_variables": len(variables),
-            # Of weights alone, as they are sent between tasks.
+            # Only weights are sent between tasks.
             "variable_bytes": bytes_of([v.value for v in variables]),
             "num_machine_cores": os.cpu_count(),
             "steps": self._steps(),
@@ -148,7 +148,8 @@ class _RetracingCounter(logging.Filter):
         self._logger.addFilter(self)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        self.count += "tf.function retracing" in record.getMessage()
+        if "tf.function retracing" in record.getMessage():
+            self.count += 1
         return record.levelno >= self._level
 
     def end(self) -> None:

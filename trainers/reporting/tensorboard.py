@@ -43,10 +43,10 @@ _REMOTE_RETRY_SECONDS = 60.0
 _TRAIN_METRICS = ("loss", "examples_per_second")
 _EVALUATED = "Train and eval"
 # Tags of quantities of a run, which a program's metric may have as its name.
-_OF_THE_RUN = {
-    *("learning_rate", "gradient_norm", "weight_norm", "gradient_noise_scale"),
-    *("examples_per_second", "staleness", CONFUSION_MATRIX),
-}
+_RESERVED_TAGS = {
+    "learning_rate", "gradient_norm", "weight_norm", "gradient_noise_scale",
+    "examples_per_second", "staleness", CONFUSION_MATRIX,
+}  # fmt: skip
 # By chart the tags in it, as regular expressions.
 _LAYOUT = {
     "Where the time goes": {
@@ -280,7 +280,7 @@ class Summaries:
 
 def by_tag(means: Mapping[str, float]) -> dict[str, float]:
     """Returns losses and metrics by tag, equal in training and evaluation."""
-    return {f"metrics/{n}" if n in _OF_THE_RUN else n: v for n, v in means.items()}
+    return {f"metrics/{n}" if n in _RESERVED_TAGS else n: v for n, v in means.items()}
 
 
 def table(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:

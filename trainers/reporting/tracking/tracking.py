@@ -45,7 +45,7 @@ class Tracking:
         versions: Mapping[str, str],
         commit: str | None,
     ) -> None:
-        """Queues the begin of the run's entries.
+        """Queues the start of the run's entries.
 
         A program that calls `fit` again continues the entries that the end of its
         `fit` before has closed.
@@ -160,7 +160,7 @@ def _tracked_run(
         **versions,
     }
     if commit is not None:
-        # Without the word that says that files differ from it.
+        # Without the suffix `+changes`.
         tags["git_commit"] = commit.partition("+")[0]
     return TrackedRun(
         name=folder.name,
