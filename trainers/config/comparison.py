@@ -182,14 +182,14 @@ class ComparisonConfig:
 
     @property
     def stops_at_verdict(self) -> bool:
-        """Returns whether the comparison looks after every seed."""
+        """True if the comparison looks after every seed."""
         return self.until == "verdict" or (
             self.until is None and self.fewest_seeds is not None
         )
 
     @property
     def looks(self) -> tuple[int, int]:
-        """Returns the first and last number of seeds at which arms are compared."""
+        """First and last number of seeds at which arms are compared."""
         first = self.seeds
         if self.stops_at_verdict:
             first = self.fewest_seeds or FEWEST_SEEDS

@@ -184,18 +184,20 @@ class DataConfig:
             shape = ",".join(map(str, self.input_shape))
             raise UsageError(
                 f"--set=data.num_examples={self.num_examples} of "
-                f"--set=data.input_shape={shape} are "
-                f"{size:,} numbers to hold in memory, more than the accepted "
-                f"{_MOST_SYNTHETIC_NUMBERS:,}: lower one of them."
+                f"--set=data.input_shape={shape} are {size:,} numbers to hold in "
+                f"memory, more than the accepted {_MOST_SYNTHETIC_NUMBERS:,}: lower "
+                "one of them."
             )
 
     def _check_clicks(self) -> None:
+        if self.dataset != "clicks":
+            return
         for name, most in _MOST_CLICKS.items():
-            size = getattr(self, name) * self.num_columns
-            if self.dataset == "clicks" and size > most:
+            number = getattr(self, name)
+            size = number * self.num_columns
+            if size > most:
                 raise UsageError(
-                    f"--set=data.{name}={getattr(self, name)} of "
-                    "--set=data.num_columns="
-                    f"{self.num_columns} are {size:,} to hold in memory, more than "
-                    f"the accepted {most:,}: lower one of them."
+                    f"--set=data.{name}={number} of "
+                    f"--set=data.num_columns={self.num_columns} are {size:,} to hold "
+                    f"in memory, more than the accepted {most:,}: lower one of them."
                 )

@@ -13,34 +13,31 @@ from trainers.config.groups import defaults_of, option
 if TYPE_CHECKING:
     from trainers.config.config import Config
 
-# What a program decides, and a flag does not.
-_OF_A_PROGRAM = (
+# A program decides these, and a flag does not.
+_DECIDED_BY_PROGRAM = (
     *defaults_of(DataConfig),
-    *("model", "initial_weights", "callbacks", "loss", "metrics"),
-    *("hidden_units", "embedding_dimension"),
-    *("embedding_shards", "dropout", "label_smoothing"),
-    *("eval_every_steps", "eval_global_batch_size"),
-)
-# What the training loop does and Keras's own `fit` does not.
-_NOT_OF_KERAS = (
-    *("optimizer", "clip_global_norm", "gradient_reduction", "jit_compile"),
+    "model", "initial_weights", "callbacks", "loss", "metrics", "hidden_units",
+    "embedding_dimension", "embedding_shards", "dropout", "label_smoothing",
+    "eval_every_steps", "eval_global_batch_size",
+)  # fmt: skip
+# The training loop has these, and Keras's own `fit` does not.
+_UNKNOWN_TO_KERAS_FIT = (
+    "optimizer", "clip_global_norm", "gradient_reduction", "jit_compile",
     "gradient_accumulation_steps",
-)
+)  # fmt: skip
 _MODES = ("train", "verify", "compare", "explain", "predict")
 # Settings of the optimizer that --optimizer puts in place of the program's.
-_OF_AN_OPTIMIZER = (
-    *("lr_scaling", "base_global_batch_size", "learning_rate_schedule"),
-    *("warmup_steps", "momentum", "weight_decay"),
-)
-_OF_ANY_OPTIMIZER = ("learning_rate", *_OF_AN_OPTIMIZER)
-# What a program decides where it is not given.
+_OPTIMIZER_SETTINGS = (
+    "lr_scaling", "base_global_batch_size", "learning_rate_schedule", "warmup_steps",
+    "momentum", "weight_decay",
+)  # fmt: skip
+_ALL_OPTIMIZER_SETTINGS = ("learning_rate", *_OPTIMIZER_SETTINGS)
+# A program decides these where they are not given.
 DECIDED_UNLESS_GIVEN = (
-    *("optimizer", *_OF_ANY_OPTIMIZER, "dtype"),
-    *("global_batch_size", "eval_global_batch_size", "train_steps", "epochs"),
-)
+    "optimizer", *_ALL_OPTIMIZER_SETTINGS, "dtype", "global_batch_size",
+    "eval_global_batch_size", "train_steps", "epochs",
+)  # fmt: skip
 THE_PROGRAMS = "the program's"
-
-
 # Folder of a call of `trainers.fit`, a temporary one for each call.
 SENT_PREFIX = "keras_fit_"
 
@@ -56,7 +53,7 @@ def is_left_to_program(name: str, config: Config) -> bool:
     if config.model.script is None or name in config.given:
         return False
     # --optimizer comes with all of its settings, by default too.
-    is_replaced = "optimizer" in config.given and name in _OF_ANY_OPTIMIZER
+    is_replaced = "optimizer" in config.given and name in _ALL_OPTIMIZER_SETTINGS
     return name in DECIDED_UNLESS_GIVEN and not is_replaced
 
 
@@ -68,7 +65,7 @@ def value_in_words(name: str, config: Config) -> str:
 
 
 def batch_in_words(config: Config, is_stream: bool) -> str:
-    """Returns the global batch as what has decided its size; a stream has batches."""
+    """Returns the global batch by the flag or argument that decided its size."""
     size = config.length.global_batch_size
     if not is_left_to_program("global_batch_size", config):
         return f"--global_batch_size={size}"
@@ -79,7 +76,7 @@ def batch_in_words(config: Config, is_stream: bool) -> str:
 
 def changes_keras_fit(config: Config) -> str | None:
     """Returns a given setting that Keras's own `fit` does not have; None without."""
-    return next((name for name in _NOT_OF_KERAS if name in config.given), None)
+    return next((name for name in _UNKNOWN_TO_KERAS_FIT if name in config.given), None)
 
 
 def check_program(config: Config) -> None:
@@ -119,9 +116,9 @@ def check_program(config: Config) -> None:
             f"--script={config.model.script} does not fit --mode={config.run.mode}: "
             f"choose {', '.join(_MODES)}; --train_steps=1 tries out a program."
         )
-    refused = list(_OF_A_PROGRAM)
+    refused = list(_DECIDED_BY_PROGRAM)
     if "optimizer" not in config.given:
-        refused += _OF_AN_OPTIMIZER
+        refused += _OPTIMIZER_SETTINGS
     for name in refused:
         if name in config.given:
             raise UsageError(

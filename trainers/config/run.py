@@ -10,9 +10,8 @@ from strategies.common.fields import check_settings, setting
 from strategies.common.text import as_argument, shown
 
 MODES = (
-    *("train", "evaluate", "verify", "compare", "predict", "explain", "doctor"),
-    "devices",
-)
+    "train", "evaluate", "verify", "compare", "predict", "explain", "doctor", "devices",
+)  # fmt: skip
 
 # These start each run as a separate process, in folders below their own.
 MODES_THAT_START_RUNS = ("verify", "compare", "predict", "explain")

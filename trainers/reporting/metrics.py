@@ -359,7 +359,7 @@ def _steps_of(event: StepEvent) -> np.ndarray:
 
 
 def _speed_of(steps: np.ndarray) -> float:
-    examples, seconds = steps[:, [_EXAMPLES, _SECONDS]].sum(axis=0)
+    examples, seconds = steps[:, _EXAMPLES:_INPUT].sum(axis=0)
     return float(examples / max(seconds, 1e-9))
 
 

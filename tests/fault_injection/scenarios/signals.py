@@ -46,7 +46,7 @@ def stopped(
       receiver: One of `RECEIVERS`; without a launcher each is the process.
       moment: One of `MOMENTS`, which begins when the process starts, or has written its
         configuration, or its first line.
-      delay: Seconds from the begin of the moment to the signal.
+      delay: Seconds from the start of the moment to the signal.
       folder: Empty folder for the run.
     """
     run = folder / "run"
