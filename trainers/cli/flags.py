@@ -45,9 +45,9 @@ from trainers.config.user_code import check_given
 
 # Settings of the whole comparison.
 _SHARED_BY_ARMS = {
-    *("mode", "run_dir", "resume", "seed", "verbose"),
+    "mode", "run_dir", "resume", "seed", "verbose",
     *defaults_of(ComparisonConfig, PredictionConfig),
-}
+}  # fmt: skip
 # Dashes that editors and web pages put in place of hyphens, and the minus sign.
 _DASHES = re.compile("-?[\u2010-\u2015\u2212][-\u2010-\u2015\u2212]*")
 # Type of a setting -> its values in words.

@@ -10,15 +10,11 @@ from trainers.config.config import Config
 
 # Modules that a training process imports after TensorFlow and Keras.
 _IMPORTED_BY_A_RUN = (
-    "matplotlib.backends.backend_agg",
-    "matplotlib.figure",
-    "tensorboard.summary",
-    "PIL.PngImagePlugin",
-    "trainers.modes.train",
-    "trainers.modes.keras_training",
-    "strategies.devices.assignment",
-    "strategies.cluster.failure_detection",
-)
+    "matplotlib.backends.backend_agg", "matplotlib.figure",
+    "tensorboard.summary", "PIL.PngImagePlugin",
+    "trainers.modes.train", "trainers.modes.keras_training",
+    "strategies.devices.assignment", "strategies.cluster.failure_detection",
+)  # fmt: skip
 
 
 def starter_of(config: Config) -> ProcessStarter:

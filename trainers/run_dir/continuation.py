@@ -15,12 +15,9 @@ from trainers.run_dir.run_dir import RunDir
 
 # They determine the training.
 _FIXED = (
-    "seed",
-    "global_batch_size",
-    "drop_last_batch",
-    "gradient_reduction",
+    "seed", "global_batch_size", "drop_last_batch", "gradient_reduction",
     *defaults_of(ModelConfig, DataConfig, OptimizerConfig),
-)
+)  # fmt: skip
 
 # Also fixed if the learning rate schedule is not constant, because it depends on the
 # last step.
