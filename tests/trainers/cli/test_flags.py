@@ -706,7 +706,8 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
         characters = st.characters(
             codec="utf-8", exclude_characters="\0", exclude_categories=categories
         )
-        values = st.text(characters, min_size=1)
+        # A name of spaces is refused as an empty one.
+        values = st.text(characters, min_size=1).filter(str.strip)
     elif item is float:
         values = st.floats(
             min_value=_either(field, "minimum", "above", -1e30),
