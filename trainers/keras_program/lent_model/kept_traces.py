@@ -19,12 +19,12 @@ from strategies.common.private_apis.optimizers import schedule_of
 from strategies.inner_loop.reduction import bytes_of
 from trainers.config.config import Config
 from trainers.inputs.sources import Data, Source, first_examples
-from trainers.keras_program.lent_model.lent_model import EXAMPLES_OF_A_STEP, LentModel
+from trainers.keras_program.lent_model.lent_model import LentModel
 from trainers.keras_program.streams.stream import ProgramStream
 from trainers.loop.builder import assemble_again
 from trainers.loop.parts import LoopParts, Phase, TrainingParts
 from trainers.user_code.checks import check_ids
-from trainers.user_code.few_examples import few_examples
+from trainers.user_code.few_examples import EXAMPLES_OF_A_STEP, few_examples
 from trainers.user_code.losses import CompiledObjective
 
 # The variables of the strategy stay in memory, beside those of the program.
