@@ -244,10 +244,15 @@ def _trained(config: Config) -> TrainingResult:
     exit_code, error = _run(flags.arguments_of(config))
     if exit_code == ExitCode.USAGE:
         raise UsageError(error)
+    path = config.run.run_dir or ""
     # A negative exit code: a signal has killed the process.
-    if exit_code in (ExitCode.BUG, ExitCode.PEER_LOST) or exit_code < 0:
-        raise RuntimeError(f"the run ended with exit code {exit_code}: {error}")
-    return TrainingResult.read(config.run.run_dir or "")
+    has_failed = exit_code in (ExitCode.BUG, ExitCode.PEER_LOST) or exit_code < 0
+    # A run that is interrupted before it begins writes no result.
+    has_result = RunDir(pathlib.Path(path)).read_result() is not None
+    if has_failed or (exit_code != ExitCode.DONE and not has_result):
+        reason = error or "it has written no result"
+        raise RuntimeError(f"the run ended with exit code {exit_code}: {reason}")
+    return TrainingResult.read(path)
 
 
 def _run(arguments: Sequence[str]) -> tuple[int, str]:
