@@ -83,7 +83,7 @@ class ModelParts:
         """Returns the variables of the loss's scale, if there is one."""
         return () if self.loss_scale is None else self.loss_scale.variables
 
-    def all_of_optimizer(self) -> list[keras.Variable]:
+    def saved_optimizer_variables(self) -> list[keras.Variable]:
         """Returns the variables of the optimizer and of the loss's scale."""
         return [*variables_of(self.optimizer), *self.loss_scale_variables()]
 
@@ -278,7 +278,7 @@ class TrainingParts(LoopParts):
 
         These are the variables of a checkpoint and the factor of the learning rate.
         """
-        tracked = [*self.model.weights, *self.all_of_optimizer()]
+        tracked = [*self.model.weights, *self.saved_optimizer_variables()]
         return [
             *(variable.value for variable in tracked),
             self.step,
@@ -288,7 +288,7 @@ class TrainingParts(LoopParts):
 
     def optimizer_variables(self) -> list[tf.Variable]:
         """Returns the variables that hold the optimizer's state while steps run."""
-        variables = [v.value for v in self.all_of_optimizer()]
+        variables = [v.value for v in self.saved_optimizer_variables()]
         shard = self.strategy.optimizer_shard()
         return variables if shard is None else shard.held_of(variables)
 

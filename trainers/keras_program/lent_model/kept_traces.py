@@ -102,7 +102,7 @@ def kept_traces(lent: LentModel, parts: TrainingParts) -> KeptTraces | None:
 
 def _kept_bytes(parts: LoopParts) -> int:
     """Returns the bytes of the strategy's variables, at most."""
-    variables = [*parts.model.variables, *parts.all_of_optimizer()]
+    variables = [*parts.model.variables, *parts.saved_optimizer_variables()]
     return parts.strategy.num_replicas * bytes_of([v.value for v in variables])
 
 
