@@ -42,7 +42,9 @@ _FEWEST_EVALUATIONS = 10
 # Least number of steps from one evaluation to the next by default, unless the run is
 # short: steps of 0.1 ms would otherwise wait most of the time for evaluations.
 _FEWEST_STEPS_BETWEEN_EVALUATIONS = 20
-
+# Odd, so that no two of 2**63 trainings have one seed, and large, so that they do not
+# have those of runs with the next seeds: 2**63 divided by the golden ratio.
+_SEED_STRIDE = 0x4F1BBCDCBFA53E0B
 
 # Function from the number of updates of a training to the rate of the next one.
 RateByStep = Callable[[int], Any]
@@ -168,10 +170,6 @@ class Phase:
         """
         return (seed + (self.number - 1) * _SEED_STRIDE) % 2**63
 
-
-# Odd, so that no two of 2**63 trainings have one seed, and large, so that they do not
-# have those of runs with the next seeds: 2**63 divided by the golden ratio.
-_SEED_STRIDE = 0x4F1BBCDCBFA53E0B
 
 ONLY_PHASE = Phase()
 

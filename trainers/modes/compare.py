@@ -44,7 +44,8 @@ from trainers.fault_tolerance.preemption import PreemptionSignals
 from trainers.run_dir.run_dir import tensorboard_command
 
 _IMPORTED_BY_A_REPORT = (
-    *("scipy.optimize", "scipy.stats"),
+    "scipy.optimize",
+    "scipy.stats",
     "trainers.experiments.compare.report",
 )
 
