@@ -99,9 +99,8 @@ def assemble_parts(
         model_parts.objective,
         _largest_span(data, order),
     )
-    compiled_config, compile_loop = config, strategy.compile
-    if compilation.scope is Scope.LOOP:
-        compile_loop = strategy.compile_loop
+    is_loop, compiled_config = compilation.scope is Scope.LOOP, config
+    if is_loop:
         # XLA has neither gradients of single rows nor a clock.
         compiled_config = config.replace(sparse_gradients=False, step_phases=False)
     train_step = model_parts.train_step(
@@ -109,6 +108,7 @@ def assemble_parts(
     )
     step = replica_step(train_step, model_parts, config, strategy)
     merged = shared_tables(train_step, model_parts, compiled_config, strategy, data)
+    compile_loop = strategy.compile_loop if is_loop else strategy.compile
     loops = LoopParts(
         **vars(model_parts),
         strategy=strategy,
