@@ -173,7 +173,7 @@ class ArraySource:
         return self._tensors
 
     def read(self, tensors: Any, indices: tf.Tensor) -> tuple[Any, Any]:
-        return tf.nest.map_structure(lambda all_: tf.gather(all_, indices), tensors)
+        return tf.nest.map_structure(lambda values: tf.gather(values, indices), tensors)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
