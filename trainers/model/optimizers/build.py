@@ -79,7 +79,7 @@ def adopt_again(
 ) -> None:
     """Prepares an optimizer of `adopt_optimizer` for a further training, in the scope.
 
-    Its Keras variables and those of the model hold the strategy's variables again.
+    Its Keras variables and the model's hold the strategy's variables again.
     """
     for part, _ in parts_of(optimizer, []):
         find_weights_again(part)
