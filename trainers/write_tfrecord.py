@@ -128,7 +128,7 @@ def run(values: flags.FlagValues) -> ExitCode:
     path = Path(os.path.expanduser(values.path))
     try:
         _check_path(path, values.overwrite)
-        # What a link leads to is replaced, and not the link.
+        # Replaces the target of a link, not the link.
         target = path.resolve() if path.is_symlink() else path
         write(target, *make_examples(values.num_examples, values.seed))
     except OSError as error:

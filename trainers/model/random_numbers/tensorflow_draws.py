@@ -144,7 +144,7 @@ def _state_of_generator(
 ) -> tf.Tensor:
     """Returns the state of a `tf.random.Generator` for one call: counter and key."""
     del resource, alg, delta
-    # Of Philox, the algorithm of all generators on CPUs and GPUs.
+    # The state of Philox, which all generators on CPUs and GPUs use.
     return tf.concat([tf.zeros([1], tf.int64), seed], axis=0)
 
 
