@@ -179,7 +179,7 @@ def check_shardable(
 
 
 def check_own_step(objective: OwnStep, config: Config, num_replicas: int) -> None:
-    """Refuses a model's own step that replicas or micro-batches cannot divide."""
+    """Refuses a model's own step that cannot be divided as the settings ask."""
     title, choice = objective.title, config.strategy
     averaged = choice.averaged
     num_parts = choice.num_shards(num_replicas) * choice.gradient_accumulation_steps

@@ -122,8 +122,7 @@ def _divided_otherwise(parts: TrainingParts) -> str | None:
     A program has had its warning before its model was built.
     """
     model = parts.config.model
-    is_from_factory = model.is_custom and model.script is None
-    if not is_from_factory or parts.strategy.num_replicas == 1:
+    if model.script or not model.is_custom or parts.strategy.num_replicas == 1:
         return None
     few = few_examples(parts.data.to_look_at, EXAMPLES_OF_A_STEP)
     return forward_remark(parts.model, few)

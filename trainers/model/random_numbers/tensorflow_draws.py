@@ -148,7 +148,7 @@ def _state_of_generator(
     return tf.concat([tf.zeros([1], tf.int64), seed], axis=0)
 
 
-def _shape_per_element(shape: Any, parameter: Any) -> tf.Tensor:
+def _per_element(shape: Any, parameter: Any) -> tf.Tensor:
     """Returns the shape of numbers for each element of a parameter."""
     return tf.concat([shape, tf.shape(parameter)], axis=0)
 
@@ -177,12 +177,12 @@ _STATELESS: Mapping[str, Callable[..., tf.Tensor]] = {
         tf.random.stateless_categorical(logits, num_samples, seed, output_dtype)
     ),
     "random_gamma": lambda seed, shape, alpha: tf.random.stateless_gamma(
-        _shape_per_element(shape, alpha),
+        _per_element(shape, alpha),
         seed,
         alpha,
         dtype=tf.convert_to_tensor(alpha).dtype,
     ),
     "random_poisson_v2": lambda seed, shape, rate, dtype=tf.int64: (
-        tf.random.stateless_poisson(_shape_per_element(shape, rate), seed, rate, dtype)
+        tf.random.stateless_poisson(_per_element(shape, rate), seed, rate, dtype)
     ),
 }
