@@ -122,7 +122,8 @@ def _divided_otherwise(parts: TrainingParts) -> str | None:
     A program has had its warning before its model was built.
     """
     model = parts.config.model
-    if model.script or not model.is_custom or parts.strategy.num_replicas == 1:
+    num_shards = parts.config.strategy.num_shards(parts.strategy.num_replicas)
+    if model.script or not model.is_custom or num_shards == 1:
         return None
     few = few_examples(parts.data.to_look_at, EXAMPLES_OF_A_STEP)
     return forward_remark(parts.model, few)

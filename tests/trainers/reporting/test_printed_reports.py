@@ -81,17 +81,22 @@ def summed(data: Examples) -> keras.Model:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "num_replicas"), [("one_device", 1), ("mirrored", 2)]
+    ("strategy", "settings", "is_named"),
+    [
+        ("one_device", {}, False),
+        ("mirrored", REPLICAS, True),
+        # Each replica computes whole global batches.
+        ("tower", {**REPLICAS, "update": "async"}, False),
+    ],
 )
 def test_a_loss_that_replicas_add_otherwise_is_named(
     strategy: str,
-    num_replicas: int,
+    settings: dict[str, object],
+    is_named: bool,
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    config = small_config(
-        strategy=strategy, num_replicas=num_replicas, model=f"{__name__}:summed"
-    )
+    config = small_config(strategy=strategy, model=f"{__name__}:summed", **settings)
     parts = assemble(config, create_strategy(config, Cluster()))
     print_startup_report(parts, RunDir(tmp_path), 0, Console())
-    assert ("add_loss" in capsys.readouterr().err) == (num_replicas > 1)
+    assert ("add_loss" in capsys.readouterr().err) == is_named
