@@ -71,7 +71,7 @@ def forward_remark(model: keras.Model, few: Batch) -> str | None:
             "adds that of its shard in proportion to its rows, "
             f"{NUMBER_MATTERS}; add a mean"
         )
-    return remark_on(variables, np.array(changes[:-1]))
+    return remark_on(variables, np.array(changes[:-1]), rounding)
 
 
 def _has_own_code(model: keras.Model) -> bool:
@@ -137,17 +137,20 @@ def changes_in(
     return changes
 
 
-def remark_on(variables: Sequence[keras.Variable], changes: np.ndarray) -> str | None:
+def remark_on(
+    variables: Sequence[keras.Variable], changes: np.ndarray, rounding: float
+) -> str | None:
     """Returns a warning if a variable does not change by a mean over examples.
 
     Args:
       variables: State of layers.
       changes: Changes by all examples and by each half, float64 [3, variables].
+      rounding: Relative error of changes in half precision; 0 without it.
     """
     names = [
         variable.path
-        for index, variable in enumerate(variables)
-        if not are_means(changes[:, index])
+        for variable, parts in zip(variables, changes.T, strict=True)
+        if not are_means(parts, rounding * np.abs(parts).max())
     ]
     if not names:
         return None

@@ -120,3 +120,36 @@ def test_added_sums_are_named_behind_a_normalization(
     remark = forward_remark(model, few_examples())
     assert (remark is not None) == is_named
     assert remark is None or "add_loss" in remark
+
+
+class Tracked(layers.Layer):
+    """Keeps a moving average of what a function computes of its inputs."""
+
+    def __init__(self, of: Callable[[Any], Any], dtype: str):
+        super().__init__(dtype=dtype)
+        self.of = of
+        self.average = self.add_weight(
+            (3,), "zeros", dtype="float32", trainable=False, autocast=False
+        )
+
+    def call(self, inputs):
+        new = ops.cast(self.of(inputs), "float32")
+        self.average.assign(0.9 * self.average + 0.1 * new)
+        return inputs
+
+
+@pytest.mark.parametrize(
+    ("of", "is_named"),
+    [(lambda x: ops.mean(x, axis=0), False), (lambda x: ops.sum(x, axis=0), True)],
+    ids=["mean", "sum"],
+)
+def test_states_that_are_no_means_are_named_in_half_precision(
+    of: Callable[[Any], Any], is_named: bool
+) -> None:
+    # Rounding decides, so that weights are drawn several times.
+    for seed in range(4):
+        keras.utils.set_random_seed(seed)
+        model = functional(Tracked(of, "mixed_bfloat16"), "mixed_bfloat16")
+        remark = forward_remark(model, few_examples())
+        assert (remark is not None) == is_named
+        assert remark is None or "the state" in remark
