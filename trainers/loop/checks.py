@@ -251,7 +251,7 @@ def check_compilable(parts: TrainingParts, step: TrainStep | PipelineStep) -> No
         return
     rows = parts.order.global_batch_size // parts.strategy.num_replicas
     # Held-out examples, because a generator yields each training batch only once.
-    batch = few_examples(parts.data.to_look_at, max(rows, 1))
+    batch = few_examples(parts.data.sample_source, max(rows, 1))
     try:
         step.compile_for(batch)
     except Exception as error:

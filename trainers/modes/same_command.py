@@ -59,7 +59,7 @@ def require_same_data(parts: TrainingParts, cluster: Cluster, console: Console) 
     data = parts.data
     sizes = [int(each.num_examples) for each in (data.train, data.evaluation)]
     # Examples of a stream would be taken from it.
-    is_stream = isinstance(data.to_look_at, StreamedSource)
+    is_stream = isinstance(data.sample_source, StreamedSource)
     own = {"sizes": sizes, "first": None if is_stream else examples_sha256(data)}
     problems = []
     for task, theirs, ours in _other_messages(own, cluster, parts.strategy):

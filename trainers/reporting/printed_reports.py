@@ -125,7 +125,7 @@ def _divided_otherwise(parts: TrainingParts) -> str | None:
     num_shards = parts.config.strategy.num_shards(parts.strategy.num_replicas)
     if model.script or not model.is_custom or num_shards == 1:
         return None
-    few = few_examples(parts.data.to_look_at, EXAMPLES_OF_A_STEP)
+    few = few_examples(parts.data.sample_source, EXAMPLES_OF_A_STEP)
     return forward_remark(parts.model, few)
 
 

@@ -71,7 +71,7 @@ class KeptTraces:
         """
         objective, scale = self._loops.objective, self._loops.learning_rate_scale
         if isinstance(objective, CompiledObjective):
-            model, few = self.lent.model, few_examples(data.to_look_at)
+            model, few = self.lent.model, few_examples(data.sample_source)
             names = getattr(model, "output_names", None)
             check_ids(model.loss, names, data, few, objective.outputs)
         with self._loops.strategy.scope():

@@ -88,11 +88,11 @@ class LentModel:
 
         Given settings of the configuration take precedence over the program's.
         """
-        few = functools.cache(lambda: few_examples(data.to_look_at))
+        few = functools.cache(lambda: few_examples(data.sample_source))
         with wrap_user_errors(self._flag):
             rows = fixed_rows(self.model, few().features)
         if rows is not None:
-            few = functools.cache(lambda: few_examples(data.to_look_at, rows))
+            few = functools.cache(lambda: few_examples(data.sample_source, rows))
         compiled = CustomModel(
             build=self.build,
             loss=None,
