@@ -290,8 +290,6 @@ IMPORT_BY_NAME = {
     "trainers/fault_tolerance/tensorflow_errors.py",
     # Only the command line gives this name; see tests/trainers/user_code/test_names.py.
     "models/factories.py",
-    # It imports one module late, because that module loads Keras.
-    "trainers/api.py",
     # A template, and a process that waits for a template, import these in advance.
     *("strategies/processes/template_process.py", "trainers/cli/warm_start.py"),
     "trainers/modes/compare.py",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import html
-import importlib
 import os
 import pathlib
 import signal
@@ -201,13 +200,14 @@ def fit(
             "given: leave it out, or start python -m trainers.main --script."
         )
     # Keras takes two seconds to import, which other commands do not need.
-    module = importlib.import_module("trainers.keras_program.sent_call")
+    from trainers.keras_program import sent_call
+
     with tempfile.TemporaryDirectory(prefix=SENT_PREFIX) as folder:
-        call = module.SentCall(pathlib.Path(folder))
+        call = sent_call.SentCall(pathlib.Path(folder))
         given = {"strategy": strategy, **(settings or {})}
         given.setdefault("run_dir", str(new_folder(f"{strategy}-fit")))
         # Settings are checked before the model is sent.
-        config = configure(**given, script=module.__file__)
+        config = configure(**given, script=sent_call.__file__)
         _check_mode(config)
         if "seed" not in config.given:
             config = config.replace(seed=_seed_of(model, config))
@@ -244,10 +244,15 @@ def _trained(config: Config) -> TrainingResult:
     exit_code, error = _run(flags.arguments_of(config))
     if exit_code == ExitCode.USAGE:
         raise UsageError(error)
+    path = config.run.run_dir or ""
     # A negative exit code: a signal has killed the process.
-    if exit_code in (ExitCode.BUG, ExitCode.PEER_LOST) or exit_code < 0:
-        raise RuntimeError(f"the run ended with exit code {exit_code}: {error}")
-    return TrainingResult.read(config.run.run_dir or "")
+    has_failed = exit_code in (ExitCode.BUG, ExitCode.PEER_LOST) or exit_code < 0
+    # A run that is interrupted before it begins writes no result.
+    has_result = RunDir(pathlib.Path(path)).read_result() is not None
+    if has_failed or (exit_code != ExitCode.DONE and not has_result):
+        reason = error or "it has written no result"
+        raise RuntimeError(f"the run ended with exit code {exit_code}: {reason}")
+    return TrainingResult.read(path)
 
 
 def _run(arguments: Sequence[str]) -> tuple[int, str]:

@@ -389,8 +389,8 @@ MUTATIONS = (
         _LEARNING_RATE,
         (
             (
-                "(1 + tf.cos(tf.constant(3.141592653589793) * progress)) / 2",
-                "(3 + tf.cos(tf.constant(3.141592653589793) * progress)) / 4",
+                "(1 + tf.cos(math.pi * progress)) / 2",
+                "(3 + tf.cos(math.pi * progress)) / 4",
             ),
         ),
         AS_KERAS,

@@ -136,6 +136,14 @@ def test_an_interrupt_while_a_line_is_printed_goes_to_the_run(
     assert output.getvalue() == "error: two\n"
 
 
+def test_a_run_that_ends_before_it_begins_has_failed(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "_run", lambda _: (130, ""))
+    with pytest.raises(RuntimeError, match="exit code 130"):
+        trainers.train(SMALL, run_dir=str(tmp_path / "run"))
+
+
 @pytest.mark.exhaustive
 def test_the_notebook_runs(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch

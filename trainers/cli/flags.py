@@ -174,6 +174,9 @@ def _settings(
     chosen: frozenset[str] | None = None
     if values["config"].present:
         in_file, chosen = settings_from_file(os.path.expanduser(values.config))
+        if given.get("mode") == "evaluate":
+            # An evaluation calls no callbacks.
+            in_file.pop("callbacks", None)
         check_given(in_file, given, f"--config={values.config}")
     return in_file, chosen, given
 

@@ -20,7 +20,10 @@ def fetch(config: DataConfig) -> None:
       UsageError: The data set cannot be downloaded.
     """
     if config.dataset == "cifar10":
-        importlib.import_module("trainers.inputs.cifar10_files").fetch(config)
+        # Imported late, because most data sets do not need it.
+        from trainers.inputs import cifar10_files
+
+        cifar10_files.fetch(config)
 
 
 def check_paths(config: DataConfig) -> None:

@@ -58,9 +58,9 @@ class DistortedImages:
         )
         images = self._cropped(features, top, left, flip < 0.5)
         images = tf.cast(images, tf.float32)
-        images += _of_images((2 * brightness - 1) * self.max_brightness)
+        images += _per_image((2 * brightness - 1) * self.max_brightness)
         lowest, highest = self.contrast
-        factor = _of_images(lowest + contrast * (highest - lowest))
+        factor = _per_image(lowest + contrast * (highest - lowest))
         # Shape [n, 1, 1, channels].
         means = tf.reduce_mean(images, axis=(1, 2), keepdims=True)
         return tf.image.per_image_standardization((images - means) * factor + means)
@@ -112,6 +112,6 @@ def _first(position: tf.Tensor, last: int) -> tf.Tensor:
     return tf.cast(position * (last + 1), tf.int32)[:, tf.newaxis]
 
 
-def _of_images(values: tf.Tensor) -> tf.Tensor:
+def _per_image(values: tf.Tensor) -> tf.Tensor:
     """Returns one float32 per image, in a shape that broadcasts: [n, 1, 1, 1]."""
     return tf.cast(values, tf.float32)[:, tf.newaxis, tf.newaxis, tf.newaxis]

@@ -14,6 +14,14 @@ from trainers.inputs.augmentation import Augment
 from trainers.inputs.shuffling import Order
 from trainers.inputs.sources import Source, StreamedSource
 
+# Large enough to amortize the overhead per element of tf.data; more only adds latency
+# (docs/performance_history.md).
+_STEPS_AT_ONCE = 32
+_BYTES_AT_ONCE = 2**18
+# Data in memory is only copied. With 20 steps of 200 KB each, in place of one, a step
+# of a 784-512-512-10 network went from 2.9 to 2.4 ms.
+_BYTES_IN_MEMORY = 2**22
+
 # First step and step after the last one of a chunk, by its number.
 _LimitsOfChunk = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 
@@ -211,15 +219,6 @@ def _without_tuning() -> tf.data.Options:
     options.experimental_optimization.apply_default_optimizations = False
     options.autotune.enabled = False
     return options
-
-
-# Large enough to amortize the overhead per element of tf.data; more only adds latency
-# (docs/performance_history.md).
-_STEPS_AT_ONCE = 32
-_BYTES_AT_ONCE = 2**18
-# Of data in memory, which is only copied. With 20 steps of 200 KB each, in place of
-# one, a step of a 784-512-512-10 network went from 2.9 to 2.4 ms.
-_BYTES_IN_MEMORY = 2**22
 
 
 def steps_at_once(step_bytes: int, most_bytes: int = _BYTES_AT_ONCE) -> int:

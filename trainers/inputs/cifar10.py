@@ -17,9 +17,9 @@ from trainers.inputs.sources import ArraySource, Data, PreparedSource
 _CROP_PIXELS = 24
 # In the order of labels, as in the archive's batches.meta.txt.
 _CLASS_NAMES = (
-    *("airplane", "automobile", "bird", "cat", "deer"),
-    *("dog", "frog", "horse", "ship", "truck"),
-)
+    "airplane", "automobile", "bird", "cat", "deer",
+    "dog", "frog", "horse", "ship", "truck",
+)  # fmt: skip
 
 
 def load(config: DataConfig) -> Data:

@@ -7,6 +7,7 @@ The form of the archive is the binary one of https://www.cs.toronto.edu/~kriz/ci
 from __future__ import annotations
 
 import gzip
+import hashlib
 import os
 import tarfile
 import zlib
@@ -44,7 +45,7 @@ def fetch(config: DataConfig) -> None:
       UsageError: The archive cannot be downloaded.
     """
     kept = _keras_home() / "datasets" / FILE_NAME
-    if config.data_path is None and not kept.is_file():
+    if config.data_path is None and not _is_published(kept):
         downloaded()
 
 
@@ -69,6 +70,14 @@ def downloaded() -> Path:
             f"--data_path with the published {FILE_NAME}."
         ) from error
     return Path(path)
+
+
+def _is_published(path: Path) -> bool:
+    """Returns whether a file is the published archive, which has 170 MB."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest() == SHA256
+    except OSError:
+        return False
 
 
 def _keras_home() -> Path:

@@ -173,7 +173,7 @@ class ArraySource:
         return self._tensors
 
     def read(self, tensors: Any, indices: tf.Tensor) -> tuple[Any, Any]:
-        return tf.nest.map_structure(lambda all_: tf.gather(all_, indices), tensors)
+        return tf.nest.map_structure(lambda values: tf.gather(values, indices), tensors)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ class Data:
       augment: Function from features that `train` reads to features of a step with
         shape `input_shape`; None if features are not augmented.
       is_shuffled: False to train on the examples in their own order.
-      shown: Examples to look at the model with; None for the held-out ones.
+      samples: Examples for checks and summaries of the model; None for held-out ones.
     """
 
     train: Source
@@ -231,14 +231,14 @@ class Data:
     class_names: Sequence[str] | None = None
     augment: Augment | None = None
     is_shuffled: bool = True
-    shown: Source | None = None
+    samples: Source | None = None
 
     @property
-    def to_look_at(self) -> Source:
-        """Examples from which some are taken to look at the model."""
+    def sample_source(self) -> Source:
+        """Examples for checks and summaries of the model."""
         # A stream of training records keeps no examples.
         held_out = self.evaluation if self.evaluation.num_examples else None
-        return self.shown or held_out or self.train
+        return self.samples or held_out or self.train
 
 
 def hold_out(

@@ -195,7 +195,8 @@ class CallsOfFit:
             return kept.lent, kept.assemble(config, data, self._phase)
         lent = LentModel(model, self._flag, self._traced)
         spec = lent.spec(data, config)
-        if lent.remark is not None and self._strategy.num_replicas > 1:
+        num_shards = config.strategy.num_shards(self._strategy.num_replicas)
+        if lent.remark is not None and num_shards > 1:
             self._warn(lent.remark)
         parts = assemble_parts(config, self._strategy, data, spec, self._phase)
         return lent, parts

@@ -138,7 +138,7 @@ def _data(train: Source, held_out: FitData | None, arguments: FitArguments) -> D
         # `fit` leaves the order of a data set to the data set.
         is_shuffled=bool(arguments.shuffle) and not isinstance(train, ProgramStream),
         # Those to validate on may have no sample weights, or others.
-        shown=train,
+        samples=train,
     )
 
 

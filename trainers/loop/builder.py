@@ -13,6 +13,7 @@ from strategies.base import Strategy
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import UsageError
 from strategies.common.fields import LARGEST_WHOLE_NUMBER
+from strategies.common.types import SpanShape
 from trainers import inputs
 from trainers.config.config import Config
 from trainers.config.run import DEFAULT_TRAIN_STEPS
@@ -69,7 +70,7 @@ def assemble(config: Config, strategy: Strategy) -> TrainingParts:
             check_numbers(data)
     parts = assemble_parts(config, strategy, data, spec)
     if config.model.callbacks is not None:
-        # What callbacks find there is what trains, and checkpoints have it there too.
+        # Callbacks look for the optimizer here, and checkpoints save it here.
         parts.model.optimizer = parts.optimizer
     return parts
 
@@ -91,11 +92,12 @@ def assemble_parts(
     # Epochs can only be converted to steps once the number of examples is known.
     train_steps = _train_steps(config, order)
     model_parts = build_model_parts(config, strategy, data, spec, train_steps)
-    first, after = phase.first_step, phase.first_step + 1
-    batches = batches_of(data.train, order, first, after, augment=data.augment)
-    model, objective = model_parts.model, model_parts.objective
     compilation = compilation_of(
-        config, strategy, model, objective, batches.largest_span
+        config,
+        strategy,
+        model_parts.model,
+        model_parts.objective,
+        _largest_span(data, order),
     )
     is_loop, compiled_config = compilation.scope is Scope.LOOP, config
     if is_loop:
@@ -104,24 +106,28 @@ def assemble_parts(
     train_step = model_parts.train_step(
         compiled_config, strategy, jit_compile=compilation.scope is Scope.REPLICA
     )
-    compile_with = strategy.compile_loop if is_loop else strategy.compile
+    step = replica_step(train_step, model_parts, config, strategy)
+    merged = shared_tables(train_step, model_parts, compiled_config, strategy, data)
+    compile_loop = strategy.compile_loop if is_loop else strategy.compile
     loops = LoopParts(
         **vars(model_parts),
         strategy=strategy,
         compilation=compilation,
-        loop_function=compile_with(
-            replica_step(train_step, model_parts, config, strategy),
-            model_parts.update(
-                compiled_config,
-                shared_tables(train_step, model_parts, compiled_config, strategy, data),
-            ),
-        ),
+        loop_function=compile_loop(step, model_parts.update(compiled_config, merged)),
         evaluation_loop=strategy.compile(model_parts.eval_step(), update=None),
     )
     parts = _with_data(loops, config, data, order, spec.build, phase)
     if compilation.scope is Scope.REPLICA:
         checks.check_compilable(parts, train_step)
     return parts
+
+
+def _largest_span(data: Data, order: Order) -> SpanShape | None:
+    """Returns the size that no span of training batches exceeds; None if unknown."""
+    # It depends on the order alone: one step is enough to ask.
+    first = order.first_step
+    batches = batches_of(data.train, order, first, first + 1, augment=data.augment)
+    return batches.largest_span
 
 
 def assemble_again(

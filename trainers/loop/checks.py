@@ -114,7 +114,9 @@ def check_overwritten(model: keras.Model, num_parts: int) -> None:
     Keras's float8 layers return a new scale and the largest values of a batch in place
     of gradients (keras/src/layers/core/dense.py, `_float8_call`).
     """
-    for variable in model.trainable_variables if num_parts > 1 else ():
+    if num_parts == 1:
+        return
+    for variable in model.trainable_variables:
         if getattr(variable, "overwrite_with_gradient", False):
             raise UsageError(
                 f"{variable.path!r} gets a new value in place of a gradient, as in "
@@ -162,8 +164,11 @@ def check_shardable(
         raise UsageError(
             f"{flag} does not fit {objective.title}, {_SEVERAL_PASSES}: leave it out."
         )
-    tables = [v for v in flat_layers(model) if isinstance(v, keras.layers.Embedding)]
-    if keeps_rows and (tables or embeddings_of(model)):
+    has_table = any(
+        isinstance(layer, (keras.layers.Embedding, ShardedEmbedding))
+        for layer in flat_layers(model)
+    )
+    if keeps_rows and has_table:
         raise UsageError(
             f"{flag} adds up the gradient of a table of embeddings, whose rows "
             f"{type(optimizer).__name__} of the program would see one by one: add "
@@ -174,7 +179,7 @@ def check_shardable(
 
 
 def check_own_step(objective: OwnStep, config: Config, num_replicas: int) -> None:
-    """Refuses a step of the model's own where it cannot be divided as it has to be."""
+    """Refuses a model's own step that cannot be divided as the settings ask."""
     title, choice = objective.title, config.strategy
     averaged = choice.averaged
     num_parts = choice.num_shards(num_replicas) * choice.gradient_accumulation_steps
@@ -228,7 +233,7 @@ def check_trainable(model: keras.Model, config: Config) -> None:
 def check_compilable(parts: TrainingParts, step: TrainStep | PipelineStep) -> None:
     """Checks that XLA can compile the training step of a replica, and runs nothing.
 
-    It refuses also what XLA would compute more of than the step needs.
+    It also refuses layers of which XLA would compute more than the step needs.
     """
     for layer in flat_layers(parts.model):
         if isinstance(layer, ShardedEmbedding):
@@ -245,8 +250,8 @@ def check_compilable(parts: TrainingParts, step: TrainStep | PipelineStep) -> No
     if not isinstance(step, TrainStep):
         return
     rows = parts.order.global_batch_size // parts.strategy.num_replicas
-    # Not of the training's own batches: a generator gives each of them once.
-    batch = few_examples(parts.data.to_look_at, max(rows, 1))
+    # Held-out examples, because a generator yields each training batch only once.
+    batch = few_examples(parts.data.sample_source, max(rows, 1))
     try:
         step.compile_for(batch)
     except Exception as error:

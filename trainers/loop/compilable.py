@@ -17,29 +17,29 @@ from strategies.common.private_apis.models import flat_layers
 from strategies.inner_loop.reduction import bytes_of
 
 _DENSE_LAYERS = (
-    *(keras.layers.InputLayer, keras.layers.Dense, keras.layers.EinsumDense),
-    *(keras.layers.Flatten, keras.layers.Reshape, keras.layers.Permute),
-    *(keras.layers.RepeatVector, keras.layers.Identity, keras.layers.Rescaling),
-    *(keras.layers.Activation, keras.layers.ReLU, keras.layers.LeakyReLU),
-    *(keras.layers.ELU, keras.layers.Softmax, keras.layers.PReLU),
-    *(keras.layers.LayerNormalization, keras.layers.RMSNormalization),
-    *(keras.layers.UnitNormalization, keras.layers.Concatenate, keras.layers.Add),
-    *(keras.layers.Subtract, keras.layers.Multiply, keras.layers.Average),
-    *(keras.layers.Maximum, keras.layers.Minimum, keras.layers.Dot),
-    *(keras.layers.Embedding, keras.layers.MultiHeadAttention),
-    *(keras.layers.GroupQueryAttention, keras.layers.GlobalAveragePooling1D),
+    keras.layers.InputLayer, keras.layers.Dense, keras.layers.EinsumDense,
+    keras.layers.Flatten, keras.layers.Reshape, keras.layers.Permute,
+    keras.layers.RepeatVector, keras.layers.Identity, keras.layers.Rescaling,
+    keras.layers.Activation, keras.layers.ReLU, keras.layers.LeakyReLU,
+    keras.layers.ELU, keras.layers.Softmax, keras.layers.PReLU,
+    keras.layers.LayerNormalization, keras.layers.RMSNormalization,
+    keras.layers.UnitNormalization, keras.layers.Concatenate, keras.layers.Add,
+    keras.layers.Subtract, keras.layers.Multiply, keras.layers.Average,
+    keras.layers.Maximum, keras.layers.Minimum, keras.layers.Dot,
+    keras.layers.Embedding, keras.layers.MultiHeadAttention,
+    keras.layers.GroupQueryAttention, keras.layers.GlobalAveragePooling1D,
     keras.layers.GlobalMaxPooling1D,
-)
+)  # fmt: skip
 # Operations of functional models: nodes without variables, made by `keras.ops` or by
 # operators such as `+`.
 _OPERATIONS = (
-    *("Absolute", "Add", "BroadcastTo", "Cast", "Concatenate", "Cumsum", "Divide"),
-    *("Einsum", "Exp", "ExpandDims", "Gelu", "GetItem", "Log", "LogSoftmax", "Matmul"),
-    *("Max", "Maximum", "Mean", "Min", "Minimum", "Multiply", "Negative", "OnesLike"),
-    *("Power", "Relu", "Reshape", "Sigmoid", "Silu", "Softmax", "Softplus", "Sqrt"),
-    *("Square", "Squeeze", "Stack", "Subtract", "Sum", "SwapAxes", "Tanh", "Transpose"),
-    *("TrueDivide", "Where", "ZerosLike"),
-)
+    "Absolute", "Add", "BroadcastTo", "Cast", "Concatenate", "Cumsum", "Divide",
+    "Einsum", "Exp", "ExpandDims", "Gelu", "GetItem", "Log", "LogSoftmax", "Matmul",
+    "Max", "Maximum", "Mean", "Min", "Minimum", "Multiply", "Negative", "OnesLike",
+    "Power", "Relu", "Reshape", "Sigmoid", "Silu", "Softmax", "Softplus", "Sqrt",
+    "Square", "Squeeze", "Stack", "Subtract", "Sum", "SwapAxes", "Tanh", "Transpose",
+    "TrueDivide", "Where", "ZerosLike",
+)  # fmt: skip
 # In a compiled step the gradient of a table is as large as the table. Without XLA it
 # has only the used rows, which is less to add up and to apply.
 _MOST_TABLE_BYTES = 2**20
@@ -57,7 +57,8 @@ def obstacles_of_model(model: keras.Model) -> Iterator[str]:
             yield from _obstacles_of_graph(layer)
         elif type(layer) not in _DENSE_LAYERS and not _does_nothing(layer):
             yield f"{name} is not dense"
-        yield from (f"{name} has code of its own: {part}" for part in _own_code(layer))
+        for part in _own_code(layer):
+            yield f"{name} has code of its own: {part}"
         if isinstance(layer, keras.layers.Embedding):
             tables.extend(variable.value for variable in layer.weights)
     if bytes_of(tables) > _MOST_TABLE_BYTES:
@@ -121,6 +122,6 @@ def _own_code(owner: Any) -> Iterator[str]:
 
 def _is_known(part: Any) -> bool:
     """Returns whether a function or an object's class is of a known package."""
-    # Also of an object this is the module of its class.
+    # `__module__` of an object is that of its class.
     module = getattr(part, "__module__", None) or ""
     return module.partition(".")[0] in _KNOWN_PACKAGES

@@ -23,11 +23,13 @@ from trainers.model.confusion_matrix import CONFUSION
 # are reduced step by step.
 _STEPS_PER_CALL = 100
 
-BatchObserver = Callable[[int, Mapping[str, float] | None], None]
-# To open the input takes 49 of the 55 ms of processor time of an evaluation of the
-# digits, so it stays open for the next one. A larger data set takes longer to evaluate
-# than to open, and the batches that are read ahead would occupy memory.
+# Opening the input takes 49 of the 55 ms of processor time of an evaluation of the
+# digits, so the input of a small data set stays open for the next one. A larger data
+# set takes longer to evaluate than to open, and batches that are read ahead occupy
+# memory.
 _MOST_BYTES_KEPT_OPEN = 16 << 20
+
+BatchObserver = Callable[[int, Mapping[str, float] | None], None]
 
 
 class Evaluated(NamedTuple):

@@ -33,7 +33,7 @@ _MOST_STEPS_PER_CALL = 10_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StepEvent:
-    """Report of one call of the inner loop to the callbacks.
+    """Results of one call of the inner loop, for callbacks.
 
     Attributes:
       step: Number of applied updates since the start of the run.
@@ -75,9 +75,9 @@ class Every:
             return last_step
         return min(last_step, step + self.steps - step % self.steps)
 
-    def is_due(self, report: StepEvent) -> bool:
-        due = self.steps is not None and report.step % self.steps == 0
-        return due or report.is_last
+    def is_due(self, event: StepEvent) -> bool:
+        due = self.steps is not None and event.step % self.steps == 0
+        return due or event.is_last
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,9 +92,9 @@ class At:
         """Returns the next step at which the callback is due."""
         return min([last_step, *(due for due in self.steps if due > step)])
 
-    def is_due(self, report: StepEvent) -> bool:
-        is_early = report.is_last and report.step < self.steps[-1]
-        return report.step in self.steps or is_early
+    def is_due(self, event: StepEvent) -> bool:
+        is_early = event.is_last and event.step < self.steps[-1]
+        return event.step in self.steps or is_early
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Always:
     def next_after(self, step: int, last_step: int) -> int:
         return last_step
 
-    def is_due(self, report: StepEvent) -> bool:
+    def is_due(self, event: StepEvent) -> bool:
         return True
 
 
@@ -129,8 +129,8 @@ class While:
     def next_after(self, step: int, last_step: int) -> int:
         return min(self.next_step(step), last_step) if self.holds() else last_step
 
-    def is_due(self, report: StepEvent) -> bool:
-        is_end = report.is_last or self.next_step(report.step - 1) == report.step
+    def is_due(self, event: StepEvent) -> bool:
+        is_end = event.is_last or self.next_step(event.step - 1) == event.step
         return is_end and self.holds()
 
 

@@ -34,9 +34,9 @@ class MemoryEstimate:
     """Bytes needed in one memory: a GPU's, or the machine's for one process.
 
     Attributes:
-      weights: Bytes of the model's variables. If replicas train separate copies, also
-        the bytes in which they store their copies of these and of the optimizer's
-        variables while the mean is loaded.
+      weights: Bytes of the model's variables, and of the replicas' own state
+        (`Strategy.replica_state`), such as the copies that local SGD keeps while their
+        mean is loaded.
       optimizer: Bytes of the optimizer's variables.
       gradients: Bytes of one gradient per trainable variable and replica.
       activations: Bytes of the outputs of all layers for a replica's shard.
@@ -70,21 +70,21 @@ def estimate_memory(parts: TrainingParts) -> Mapping[str, MemoryEstimate]:
     weights = [variable.value for variable in parts.model.variables]
     for variable in (*weights, *parts.strategy.replica_state()):
         for copy in copies_of(variable):
-            found[_memory_of(copy.device)].weights += _bytes(copy.shape, copy.dtype)
+            found[_memory_of(copy.device)].weights += bytes_of([copy])
     for variable in parts.optimizer_variables():
         for copy in copies_of(variable):
-            found[_memory_of(copy.device)].optimizer += _bytes(copy.shape, copy.dtype)
+            found[_memory_of(copy.device)].optimizer += bytes_of([copy])
     if parts.pipeline is None:
-        works = _of_replicas(parts)
+        works = _replica_needs(parts)
     else:
-        works = _of_stages(parts.pipeline, _rows_at_once(parts))
+        works = _stage_needs(parts.pipeline, _rows_at_once(parts))
     for device, gradients, activations in works:
         found[_memory_of(device)].gradients += gradients
         found[_memory_of(device)].activations += activations
     return dict(found)
 
 
-def _of_replicas(parts: TrainingParts) -> Iterator[tuple[str, int, int]]:
+def _replica_needs(parts: TrainingParts) -> Iterator[tuple[str, int, int]]:
     """Yields the device of each replica, and its bytes of gradients and activations."""
     gradients = parts.gradient_bytes()
     activations = _rows_at_once(parts) * bytes_of_activations(parts.model)
@@ -92,7 +92,7 @@ def _of_replicas(parts: TrainingParts) -> Iterator[tuple[str, int, int]]:
         yield device, gradients, activations
 
 
-def _of_stages(pipeline: Pipeline, num_rows: int) -> Iterator[tuple[str, int, int]]:
+def _stage_needs(pipeline: Pipeline, num_rows: int) -> Iterator[tuple[str, int, int]]:
     """Yields the device of each stage, and its bytes of gradients and activations."""
     count, stages = pipeline.num_microbatches, pipeline.stages
     rows = -(-num_rows // count)
@@ -120,7 +120,7 @@ def bytes_of_activations(model: keras.Model) -> int:
             # Unknown lengths, such as a sequence's, count as 1; the batch axis is left
             # out.
             shape = [1 if length is None else length for length in output.shape[1:]]
-            size += _bytes(shape, tf.as_dtype(output.dtype))
+            size += math.prod(shape) * tf.as_dtype(output.dtype).size
     return size
 
 
@@ -134,8 +134,8 @@ def warning_of(name: str, estimate: MemoryEstimate, capacity: int | None) -> str
     if capacity is None or estimate.total <= capacity:
         return None
     return (
-        f"training will need about {in_words(estimate.total)} of the "
-        f"{in_words(capacity)} of {name}: lower --global_batch_size, use smaller "
+        f"training will need about {bytes_in_words(estimate.total)} of the "
+        f"{bytes_in_words(capacity)} of {name}: lower --global_batch_size, use smaller "
         "examples, or choose a smaller model"
     )
 
@@ -149,7 +149,7 @@ def capacity_of(name: str) -> int | None:
     return totals[int(number)] << 20 if int(number) < len(totals) else None
 
 
-def in_words(size: int) -> str:
+def bytes_in_words(size: int) -> str:
     """Formats a number of bytes, such as 1.5 GiB."""
     shift, unit = _unit_of(size)
     return f"{size / (1 << shift):.1f} {unit}"
@@ -187,7 +187,3 @@ def _outputs_of(layer: keras.layers.Layer) -> Sequence[Any]:
         return tf.nest.flatten(layer.output)
     except (AttributeError, ValueError):
         return ()
-
-
-def _bytes(shape: Sequence[int], dtype: tf.DType) -> int:
-    return math.prod(shape) * dtype.size

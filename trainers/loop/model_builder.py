@@ -17,6 +17,7 @@ from trainers.inputs.sources import Data
 from trainers.loop import checks
 from trainers.loop.parts import ModelParts, RateByStep
 from trainers.loop.precision import check_precision, set_precision
+from trainers.model.ballast import add_ballast
 from trainers.model.gradient_accumulation import check_accumulable
 from trainers.model.layer_state import LayerState
 from trainers.model.layer_switches import disable_layers, perturb_weights
@@ -33,7 +34,6 @@ from trainers.model.optimizers.learning_rate import (
 )
 from trainers.model.optimizers.loss_scale import LossScale, needs_loss_scale
 from trainers.model.overlapping_layer_state import OverlappingLayerState
-from trainers.model.padding_weights import add_ballast
 from trainers.model.update import make_step_counter
 from trainers.pipeline_parallel.build import build_pipeline
 from trainers.run_dir.export import load_initial_weights

@@ -42,7 +42,9 @@ _FEWEST_EVALUATIONS = 10
 # Least number of steps from one evaluation to the next by default, unless the run is
 # short: steps of 0.1 ms would otherwise wait most of the time for evaluations.
 _FEWEST_STEPS_BETWEEN_EVALUATIONS = 20
-
+# Odd, so that no two of 2**63 trainings have one seed, and large, so that they do not
+# have those of runs with the next seeds: 2**63 divided by the golden ratio.
+_SEED_STRIDE = 0x4F1BBCDCBFA53E0B
 
 # Function from the number of updates of a training to the rate of the next one.
 RateByStep = Callable[[int], Any]
@@ -83,7 +85,7 @@ class ModelParts:
         """Returns the variables of the loss's scale, if there is one."""
         return () if self.loss_scale is None else self.loss_scale.variables
 
-    def all_of_optimizer(self) -> list[keras.Variable]:
+    def saved_optimizer_variables(self) -> list[keras.Variable]:
         """Returns the variables of the optimizer and of the loss's scale."""
         return [*variables_of(self.optimizer), *self.loss_scale_variables()]
 
@@ -168,10 +170,6 @@ class Phase:
         """
         return (seed + (self.number - 1) * _SEED_STRIDE) % 2**63
 
-
-# Odd, so that no two of 2**63 trainings have one seed, and large, so that they do not
-# have those of runs with the next seeds: 2**63 divided by the golden ratio.
-_SEED_STRIDE = 0x4F1BBCDCBFA53E0B
 
 ONLY_PHASE = Phase()
 
@@ -278,7 +276,7 @@ class TrainingParts(LoopParts):
 
         These are the variables of a checkpoint and the factor of the learning rate.
         """
-        tracked = [*self.model.weights, *self.all_of_optimizer()]
+        tracked = [*self.model.weights, *self.saved_optimizer_variables()]
         return [
             *(variable.value for variable in tracked),
             self.step,
@@ -288,7 +286,7 @@ class TrainingParts(LoopParts):
 
     def optimizer_variables(self) -> list[tf.Variable]:
         """Returns the variables that hold the optimizer's state while steps run."""
-        variables = [v.value for v in self.all_of_optimizer()]
+        variables = [v.value for v in self.saved_optimizer_variables()]
         shard = self.strategy.optimizer_shard()
         return variables if shard is None else shard.held_of(variables)
 

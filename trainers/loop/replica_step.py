@@ -72,7 +72,7 @@ def shared_tables(
         step = train_step.in_turn()
     # A pipeline divides what it gets into its number of micro-batches.
     fewest = 1 if parts.pipeline is None else num_parts
-    one, two = (few_examples(data.to_look_at, most) for most in (fewest, 2 * fewest))
+    one, two = (few_examples(data.sample_source, most) for most in (fewest, 2 * fewest))
     if one.indices.shape == two.indices.shape:
         # With a single example nothing is divided.
         return ()

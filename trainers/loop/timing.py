@@ -10,7 +10,7 @@ import pathlib
 import time
 from collections.abc import Callable, Iterator
 
-# Of the newest blocks the start is kept.
+# Number of newest blocks whose start is kept.
 _MOST_BLOCKS = 4_000
 _KINDS = ("startup", "trace", "train", "input", "eval", "checkpoint", "summary")
 

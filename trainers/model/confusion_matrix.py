@@ -69,8 +69,10 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str] | None) -> np.ndarra
     labels = [_shortened(str(name)) for name in names or range(num_classes)]
     margin = 3 * font_pixels + round(max(font.getlength(label) for label in labels))
     picture = _with_labels(cells, labels, font, margin)
+    if not has_numbers:
+        return np.asarray(picture)
     draw = ImageDraw.Draw(picture)
-    for row, column in np.argwhere(counts) if has_numbers else ():
+    for row, column in np.argwhere(counts):
         fraction = fractions[row, column]
         draw.multiline_text(
             (margin + (column + 0.5) * cell, (row + 0.5) * cell),

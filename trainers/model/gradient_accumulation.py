@@ -93,15 +93,15 @@ def _pack(outputs: ReplicaOutputs) -> list[Any]:
 def _unpack(values: Sequence[Any], like: ReplicaOutputs) -> ReplicaOutputs:
     present = iter(values)
     flat = [
-        None if v is None else _of_known_shape(next(present), v)
+        None if v is None else _with_known_shape(next(present), v)
         for v in tf.nest.flatten(like)
     ]
     return tf.nest.pack_sequence_as(like, flat)
 
 
-def _of_known_shape(value: Any, like: Any) -> Any:
-    # After a tf.while_loop the size of a sparse gradient's table is unknown, and to
-    # send it to a parameter server needs it.
+def _with_known_shape(value: Any, like: Any) -> Any:
+    # A tf.while_loop loses the size of a sparse gradient's table, which a message to a
+    # parameter server needs.
     if not isinstance(value, tf.IndexedSlices):
         return value
     return tf.IndexedSlices(value.values, value.indices, like.dense_shape)
@@ -121,7 +121,9 @@ def check_accumulable(model: keras.Model, num_microbatches: int) -> None:
     TensorFlow cannot run their collectives inside a loop. A single micro-batch needs
     none.
     """
-    for layer in flat_layers(model) if num_microbatches > 1 else ():
+    if num_microbatches == 1:
+        return
+    for layer in flat_layers(model):
         if sums_over_replicas(layer):
             raise UsageError(
                 f"--gradient_accumulation_steps={num_microbatches} does not fit layer "

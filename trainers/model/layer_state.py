@@ -55,7 +55,7 @@ class LayerState:
             v for v in model.non_trainable_variables if id(v) not in seeds
         ]
         # A layer may also write weights that are trained, as SpectralNormalization.
-        self._written = [*self._variables, *model.trainable_variables]
+        self._writable = [*self._variables, *model.trainable_variables]
         self._normalizations = [
             layer
             for layer in flat_layers(model)
@@ -67,7 +67,7 @@ class LayerState:
             and not getattr(layer, "renorm", False)
         ]
         # Positions of moving means by those of their layers.
-        position = {id(v): str(index) for index, v in enumerate(self._written)}
+        position = {id(v): str(index) for index, v in enumerate(self._writable)}
         self._moving_means = {
             str(index): position[id(layer.moving_mean)]
             for index, layer in enumerate(self._normalizations)
@@ -93,7 +93,7 @@ class LayerState:
 
     @contextlib.contextmanager
     def followed(self, mapped: Mapped) -> Iterator[tf.GradientTape | None]:
-        """Records what layers do with their state in the block, if that is needed."""
+        """Records operations on the state in the block; None if none is needed."""
         del mapped
         yield None
 
@@ -107,24 +107,24 @@ class LayerState:
     def collect_updates(
         self, scope: keras.StatelessScope, mapped: Mapped
     ) -> dict[str, tf.Tensor]:
-        """Returns what layers wrote in a scope, by position of the variable."""
+        """Returns the values that layers wrote in a scope, by the variables' places."""
         # A value that the scope was created with is not new.
         given = {id(variable): value for variable, value in mapped}
         current = {
             str(index): (scope.get_current_value(variable), given.get(id(variable)))
-            for index, variable in enumerate(self._written)
+            for index, variable in enumerate(self._writable)
         }
         found = {index: new for index, (new, old) in current.items() if new is not old}
         for index, new in found.items():
             # What a layer computes from its inputs may have a shape that is not known.
-            new.set_shape(self._written[int(index)].shape)
+            new.set_shape(self._writable[int(index)].shape)
         return found
 
     def by_position(self, values: Mapping[int, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Returns values by the variables' ids as `collect_updates` returns values."""
         return {
             str(index): values[id(variable)]
-            for index, variable in enumerate(self._written)
+            for index, variable in enumerate(self._writable)
             if id(variable) in values
         }
 
@@ -136,14 +136,14 @@ class LayerState:
         """
         first = len(self._variables)
         return {
-            id(self._written[int(index)]): value
+            id(self._writable[int(index)]): value
             for index, value in written.items()
             if int(index) >= first
         }
 
     def check_keeps_weights(self, written: dict[str, Any], how: str) -> None:
         """Refuses layers that write weights which are trained."""
-        for variable in self._written[len(self._variables) :]:
+        for variable in self._writable[len(self._variables) :]:
             if id(variable) in self.rewritten(written):
                 raise UsageError(
                     f"{how} does not fit this model: a layer assigns "
@@ -167,7 +167,7 @@ class LayerState:
         shifts = self._shifts(summed["values"])
         spread = self._spread_between_replicas(summed["squared_shifts"], shifts)
         for index, value in summed["values"].items():
-            variable = self._written[int(index)]
+            variable = self._writable[int(index)]
             if variable.value.dtype.is_bool:
                 value = tf.cast(value, tf.bool)
             else:
@@ -177,10 +177,10 @@ class LayerState:
     def _note_assigned(self, summed: Mapping[str, Mapping[str, Any]]) -> None:
         """Notes which variable each summed tensor is for."""
         targets = {
-            "decays": self._written,
+            "decays": self._writable,
             "shifts": [layer.moving_mean for layer in self._normalizations],
             "squared_shifts": [layer.moving_variance for layer in self._normalizations],
-            "values": self._written,
+            "values": self._writable,
         }
         self._assigned = tf.nest.flatten(
             {
@@ -195,7 +195,7 @@ class LayerState:
         It is (1 - momentum) times the distance of the batch mean from the old mean.
         """
         return {
-            index: written[mean] - self._written[int(mean)].value
+            index: written[mean] - self._writable[int(mean)].value
             for index, mean in self._moving_means.items()
             if mean in written
         }

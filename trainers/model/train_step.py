@@ -164,14 +164,11 @@ class TrainStep:
         # all values are read here. Embeddings are read by row where they are used;
         # reading them here would transfer the whole table.
         by_row = {id(v) for x in embeddings_of(self._model) for v in x.shards}
-        weights = self._model.trainable_variables
-        whole = [v.value for v in weights if id(v) not in by_row]
-        state = [v.value for v in self._layer_state.variables]
-        values = iter((self._read or _read_each)([*whole, *state]))
-        return (
-            [v.value if id(v) in by_row else next(values) for v in weights],
-            list(values),
-        )
+        weights, state = self._model.trainable_variables, self._layer_state.variables
+        whole = [v for v in weights if id(v) not in by_row]
+        values = (self._read or _read_each)([v.value for v in (*whole, *state)])
+        of_weights = dict(zip(map(id, whole), values, strict=False))
+        return [of_weights.get(id(v), v.value) for v in weights], values[len(whole) :]
 
     def _compute(
         self,

@@ -77,7 +77,8 @@ class ModelUpdate:
         # could be up to N times larger (Pascanu et al., On the difficulty of training
         # recurrent neural networks, 2012).
         if self._clip_global_norm is not None:
-            # Of the sums of rows, as `observe` reports it, also where rows stay apart.
+            # `observe` reports the norm of summed rows, so this one is too, even if
+            # rows stay apart.
             norm = _global_norm(summed)
             gradients = clipped(gradients, norm, self._clip_global_norm)
         return outputs._replace(gradients=gradients)
@@ -194,7 +195,7 @@ def make_step_counter() -> tf.Variable:
         dtype=tf.int64,
         trainable=False,
         name="applied_updates",
-        # Of mirrored variables only the first replica counts, not every replica.
+        # Only the first replica of a mirrored counter counts a step.
         aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
     )
 

@@ -44,7 +44,8 @@ from trainers.fault_tolerance.preemption import PreemptionSignals
 from trainers.run_dir.run_dir import tensorboard_command
 
 _IMPORTED_BY_A_REPORT = (
-    *("scipy.optimize", "scipy.stats"),
+    "scipy.optimize",
+    "scipy.stats",
     "trainers.experiments.compare.report",
 )
 
@@ -191,22 +192,17 @@ def _report(
     conclusion["remarks"] += [loss.in_words() for loss in compared.ended.losses]
     for arm in conclusion["arms"]:
         arm["command"] = compared.commands.get(arm["name"])
-    shown: object | None = folder.event_dir(config) or folder.runs
-    if not compared.commands:
-        folders = [run.path.absolute() for run in compared.ended.runs]
-        shown = os.path.commonpath(folders)
-        # Of runs on two disks, all of both.
-        if shown == os.path.dirname(shown):
-            shown = None
+    event_dir = _event_dir(compared, folder.event_dir(config) or folder.runs)
+    command: list[str] = []
+    if event_dir is not None:
+        command = ["tensorboard", f"--logdir={event_dir}", "--host=localhost"]
     conclusion = {
         "title": f"Comparison of {', '.join(arm.name for arm in compared.arms)}",
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "machines": machines_of(compared.ended.runs),
         "commits": commits_of(compared.ended.runs),
         "command": command_again(config, folder.path),
-        "tensorboard": ""
-        if shown is None
-        else shlex.join(["tensorboard", f"--logdir={shown}", "--host=localhost"]),
+        "tensorboard": shlex.join(command),
         "shared_cores": _shared_cores(compared.ended.runs),
         "stopping": compared.ended.stopping,
         "tuning": compared.tuning,
@@ -220,14 +216,27 @@ def _report(
         console.say(line)
     for arm_name, words in verdict_lines(conclusion):
         console.item("verdict", f"{arm_name}: {words}")
-    for words in words_of_differences(compared.tuning) if compared.tuning else ():
-        console.item("tuning", words)
+    if compared.tuning:
+        for words in words_of_differences(compared.tuning):
+            console.item("tuning", words)
     for remark in conclusion["remarks"]:
         console.item("note", remark)
     console.item("report", folder.path / "report.html")
     # Not that of the report, which may be read in another environment.
-    if shown is not None:
-        console.item("view", tensorboard_command(shown))
+    if event_dir is not None:
+        console.item("view", tensorboard_command(event_dir))
+
+
+def _event_dir(compared: _Compared, new_runs: object) -> object | None:
+    """Returns the folder or URL above all event files; None if there is none.
+
+    That of runs made here is `new_runs`.
+    """
+    if compared.commands:
+        return new_runs
+    common = os.path.commonpath([run.path.absolute() for run in compared.ended.runs])
+    # Runs on two disks have only the root in common, which holds both disks.
+    return None if common == os.path.dirname(common) else common
 
 
 def _shared_cores(runs: Sequence[Run]) -> int | None:

@@ -31,7 +31,7 @@ from trainers.loop.memory_estimate import (
     warning_of,
 )
 from trainers.loop.parts import TrainingParts
-from trainers.modes.doctor_findings import Findings, Means, what_is_slow
+from trainers.modes.doctor_findings import Findings, Hardware, slow_settings
 from trainers.modes.node_card import (
     collect_node_info,
     differences,
@@ -94,8 +94,8 @@ class _Checks:
                 self._show_plan(cluster)
             else:
                 self._meet(cluster, card)
-        means = self._means(cluster, card, replicas, starts_here)
-        self.findings.add("slow", *what_is_slow(config, means))
+        hardware = self._hardware(cluster, card, replicas, starts_here)
+        self.findings.add("slow", *slow_settings(config, hardware))
 
     def _find_cluster(self) -> tuple[bool, Cluster]:
         """Returns whether this command would start the cluster, and the cluster.
@@ -184,20 +184,20 @@ class _Checks:
             return tuple(cluster.addresses["worker"])
         return cluster.computing
 
-    def _means(
+    def _hardware(
         self,
         cluster: Cluster,
         card: Mapping[str, Any],
         replicas: int,
         starts_here: bool,
-    ) -> Means:
+    ) -> Hardware:
         computing_here = 1
         if cluster.addresses:
             own_host = cluster.address.rpartition(":")[0]
             hosts = [a.rpartition(":")[0] for a in self._computing(cluster)]
             # Emulated hosts are this machine.
             computing_here = len(hosts) if starts_here else hosts.count(own_host)
-        return Means(
+        return Hardware(
             cores=card["cores"],
             gpus=len(card["gpus"]),
             gpus_of_driver=len(visible_gpus(os.environ)),

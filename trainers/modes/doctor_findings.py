@@ -64,7 +64,7 @@ class Findings:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Means:
+class Hardware:
     """Hardware that a run would use.
 
     Attributes:
@@ -83,29 +83,29 @@ class Means:
     computing_here: int
 
 
-def what_is_slow(config: Config, means: Means) -> Iterator[str]:
+def slow_settings(config: Config, hardware: Hardware) -> Iterator[str]:
     """Yields one line for each slow setting, with the flag to change."""
     traits = config.strategy.traits
-    if means.gpus_of_driver and not means.gpus:
-        yield gpus_left_out(means.gpus_of_driver)
-    if means.computing_here > means.cores and not means.gpus:
+    cores, replicas = hardware.cores, hardware.replicas
+    if hardware.gpus_of_driver and not hardware.gpus:
+        yield gpus_left_out(hardware.gpus_of_driver)
+    if hardware.computing_here > cores and not hardware.gpus:
         yield (
-            f"{means.computing_here} tasks that compute would share {means.cores} "
-            f"core(s) here: use --num_workers={means.cores}, or more machines."
+            f"{hardware.computing_here} tasks that compute would share {cores} "
+            f"core(s) here: use --num_workers={cores}, or more machines."
         )
-    if not traits.multi_process and means.replicas > means.cores and not means.gpus:
+    if not traits.multi_process and replicas > cores and not hardware.gpus:
         yield (
-            f"{means.replicas} replicas would take turns on {means.cores} core(s): "
-            f"use {_fewer_replicas(config, means.cores)} or fewer."
+            f"{replicas} replicas would take turns on {cores} core(s): "
+            f"use {_fewer_replicas(config, cores)} or fewer."
         )
-    yield from _of_the_batch(config, means, traits.synchronous)
-    yield from _of_turns(config)
+    yield from _small_shards(config, replicas, traits.synchronous)
+    yield from _frequent_interrupts(config)
     threads = config.threads.intra_op_threads
-    if threads > means.cores:
+    if threads > cores:
         yield (
-            f"--set=threads.intra_op_threads={threads} is more than the {means.cores} "
-            "core(s) that "
-            "this process may use: leave it out."
+            f"--set=threads.intra_op_threads={threads} is more than the {cores} "
+            "core(s) that this process may use: leave it out."
         )
 
 
@@ -124,19 +124,19 @@ def gpus_left_out(count: int) -> str:
     )
 
 
-def _of_the_batch(config: Config, means: Means, synchronous: bool) -> Iterator[str]:
+def _small_shards(config: Config, replicas: int, synchronous: bool) -> Iterator[str]:
     """Yields a hint if the replicas' shards are small."""
-    share = config.length.global_batch_size // means.replicas
+    share = config.length.global_batch_size // replicas
     # Asynchronous replicas compute whole global batches.
-    if synchronous and means.replicas > 1 and share < _FEW_EXAMPLES:
+    if synchronous and replicas > 1 and share < _FEW_EXAMPLES:
         yield (
-            f"each of {means.replicas} replicas would compute {share} example(s) of a "
+            f"each of {replicas} replicas would compute {share} example(s) of a "
             "step, which costs little more than computing none: raise "
-            f"--global_batch_size to {_FEW_EXAMPLES * means.replicas} or more."
+            f"--global_batch_size to {_FEW_EXAMPLES * replicas} or more."
         )
 
 
-def _of_turns(config: Config) -> Iterator[str]:
+def _frequent_interrupts(config: Config) -> Iterator[str]:
     if config.length.steps_per_loop == 1:
         yield (
             "--steps_per_loop=1 returns to Python after every step: leave it out, and "

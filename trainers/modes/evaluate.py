@@ -26,12 +26,12 @@ from trainers.run_dir.export import read_keras
 from trainers.run_dir.run_dir import RunDir
 
 # Settings that flags decide; all others are the run's.
-_OF_AN_EVALUATION = {
+_DECIDED_BY_FLAGS = {
     *defaults_of(StrategyConfig, DeviceConfig, ThreadsConfig),
-    *("mode", "run_dir", "resume", "verbose", "warm_start"),
-    *("exported_model", "eval_global_batch_size"),
+    "mode", "run_dir", "resume", "verbose", "warm_start",
+    "exported_model", "eval_global_batch_size",
     *PATHS,
-}
+}  # fmt: skip
 
 
 def evaluate(config: Config, cluster: Cluster, console: Console) -> ExitCode:
@@ -101,7 +101,7 @@ def _check_agreement(of_run: Config, given: Config, folder: RunDir) -> None:
     """Raises UsageError if a flag contradicts a setting that the run decides."""
     trained, wanted = of_run.to_dict(), given.to_dict()
     for name in wanted:
-        if name not in given.given or name in _OF_AN_EVALUATION:
+        if name not in given.given or name in _DECIDED_BY_FLAGS:
             continue
         # config.json has what the run made of it.
         if (name, wanted[name]) == ("jit_compile", "auto"):

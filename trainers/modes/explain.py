@@ -1,4 +1,4 @@
-"""--mode=explain: where does the time of a step go, and why?"""
+"""Explanation of the time of a step (`--mode=explain`)."""
 
 from __future__ import annotations
 

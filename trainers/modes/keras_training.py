@@ -38,7 +38,7 @@ class KerasTraining(TrainingRun):
     """Training of a program's model by `keras.Model.fit` on one device."""
 
     def _repeat_end_of_fit(self) -> None:
-        """Does nothing: the only checkpoint has the weights of after the end."""
+        """Does nothing: the only checkpoint is saved after the end."""
 
     def _train(self) -> tuple[str, ExitCode]:
         """Calls `fit`; see `TrainingRun`."""
@@ -142,7 +142,7 @@ class _Watcher(keras.callbacks.Callback):
         # Each report reads a metric, which a step of fit does not.
         self._every = 1 if config.record_steps else config.summary_every_steps
         self.numbers = RandomNumbersOfFit(run.parts.model, run.parts.config.run.seed)
-        # Of steps whose batches have been read, which may be ahead of `fit`.
+        # Examples by step. Batches may have been read ahead of `fit`.
         self._examples_of_step: dict[int, int] = {}
 
     def counted(self, batches: GlobalBatches) -> tf.data.Dataset:
@@ -186,7 +186,7 @@ class _Watcher(keras.callbacks.Callback):
         Args:
           batch: Index of the batch in its epoch. Several follow the last one if the
             program is compiled with `steps_per_execution`.
-          logs: Means since the begin of the epoch, by name.
+          logs: Means since the start of the epoch, by name.
         """
         self._run.watchdog.progress()
         num_steps = batch + 1 - self._batches

@@ -19,13 +19,13 @@ SUPPORTED = {"tensorflow": ("2.21",), "keras": ("3.12", "3.15")}
 # Settings that may differ between tasks of one training: of a machine, such as paths,
 # of a process, or of the chief alone.
 _MAY_DIFFER = {
-    *("verbose", "warm_start", "resume", "intra_op_threads", "inter_op_threads"),
-    *("devices", "memory_growth", "memory_limit_mib", "memory_fraction"),
-    *("data_path", "eval_data_path", "initial_weights", "script_arguments"),
-    *("startup_timeout_seconds", "peer_timeout_seconds", "stop_timeout_seconds"),
-    *("stall_timeout_seconds", "log_device_placement", "keep_checkpoints"),
-    *("tensorboard_dir", "trackers", "tracker_experiment", "tracker_group"),
-}
+    "verbose", "warm_start", "resume", "intra_op_threads", "inter_op_threads",
+    "devices", "memory_growth", "memory_limit_mib", "memory_fraction",
+    "data_path", "eval_data_path", "initial_weights", "script_arguments",
+    "startup_timeout_seconds", "peer_timeout_seconds", "stop_timeout_seconds",
+    "stall_timeout_seconds", "log_device_placement", "keep_checkpoints",
+    "tensorboard_dir", "trackers", "tracker_experiment", "tracker_group",
+}  # fmt: skip
 
 
 def collect_node_info(config: Config) -> dict[str, Any]:

@@ -20,10 +20,6 @@ from trainers.loop.parts import TrainingParts
 from trainers.modes.node_card import differences, source_digest
 from trainers.reporting.result import examples_sha256, versions
 
-# The folder of the chief counts. Of a program, it may be another on each machine, as
-# its working directory.
-_OF_THE_CHIEF = "run_dir"
-
 
 def require_same_command(
     config: Config, cluster: Cluster, strategy: Strategy, console: Console
@@ -37,10 +33,12 @@ def require_same_command(
         Keras. Every task raises it.
     """
     settings = config.to_dict()
-    del settings[_OF_THE_CHIEF]
+    # Only the chief's folder counts. With --script it may differ, because it is made
+    # absolute on each machine.
+    del settings["run_dir"]
     own = {"versions": versions(), "source": source_digest(), "settings": settings}
     problems = []
-    for task, theirs, ours in _of_others(own, cluster, strategy):
+    for task, theirs, ours in _other_messages(own, cluster, strategy):
         for kind, words in differences(task, theirs, ours):
             if kind == "problem":
                 problems.append(words)
@@ -61,10 +59,10 @@ def require_same_data(parts: TrainingParts, cluster: Cluster, console: Console) 
     data = parts.data
     sizes = [int(each.num_examples) for each in (data.train, data.evaluation)]
     # Examples of a stream would be taken from it.
-    is_stream = isinstance(data.to_look_at, StreamedSource)
+    is_stream = isinstance(data.sample_source, StreamedSource)
     own = {"sizes": sizes, "first": None if is_stream else examples_sha256(data)}
     problems = []
-    for task, theirs, ours in _of_others(own, cluster, parts.strategy):
+    for task, theirs, ours in _other_messages(own, cluster, parts.strategy):
         if theirs["sizes"] != ours["sizes"]:
             trained, held_out = theirs["sizes"]
             problems.append(
@@ -80,7 +78,7 @@ def require_same_data(parts: TrainingParts, cluster: Cluster, console: Console) 
     _refuse(problems, parts.strategy)
 
 
-def _of_others(
+def _other_messages(
     own: Mapping[str, Any], cluster: Cluster, strategy: Strategy
 ) -> Iterator[tuple[str, Any, Any]]:
     """Yields each task with another message: its name, its message and this task's."""

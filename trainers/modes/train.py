@@ -110,9 +110,9 @@ class TrainingTask:
             self._watchdog.note(PROGRAM)
         # One object for all calls of `fit`, because a request may come between two.
         self._signals = PreemptionSignals(traits.loops_together)
-        # Of the first training of several; later ones begin with trained weights.
+        # The first `fit` sets it: later ones begin with trained weights.
         self._origin: Origin | None = None
-        # Of all calls of `fit`.
+        # Shared by all calls of `fit`.
         self._metrics = ProcessMetrics()
         self._guards = contextlib.ExitStack()
 
@@ -135,7 +135,11 @@ class TrainingTask:
         if self.config.report.step_phases:
             phases = PhaseMeter(self.cluster.task, parts, self._clock)
         metrics = RunMetrics(
-            *(self._clock, self._metrics, parts.pipeline, parts.results, phases)
+            clock=self._clock,
+            process=self._metrics,
+            pipeline=parts.pipeline,
+            results=parts.results,
+            phases=phases,
         )
         kind = KerasTraining if self.config.model.keras_fit else TrainingRun
         run = kind(
@@ -178,7 +182,7 @@ class TrainingTask:
         # Any other error is a bug or a lost task, which others notice by themselves.
         if error is None or isinstance(error, UsageError):
             self._end(error)
-            # Nobody waits for this process any more.
+            # No other task waits for this process now.
             self._tracking.wait()
 
     def _end(self, error: UsageError | None) -> None:

@@ -68,14 +68,11 @@ class TrainingRun:
         strategy, reporter = self.parts.strategy, self.reporter
         self.watchdog.note("startup")
         self.watchdog.count(self.parts.step, read_counter())
-        is_complete = tf.Variable(int(reporter.restore_newest()), dtype=tf.int64)
-        # Makes the replicas of all processes equal to the restored state.
-        strategy.broadcast_from_chief([*self.parts.state_variables(), is_complete])
-        self.parts.learning_rate_scale.hold()
+        is_complete = self._restore()
         if self.epochs is not None:
             self.epochs.restore(reporter.restored_state())
-            self.epochs.read_again(bool(is_complete.numpy()), self.watchdog.progress)
-        if is_complete.numpy():
+            self.epochs.read_again(is_complete, self.watchdog.progress)
+        if is_complete:
             self._repeat_end_of_fit()
             strategy.wait_until_all_are_done()
             return ExitCode.DONE
@@ -122,12 +119,25 @@ class TrainingRun:
         strategy.wait_until_all_are_done()
         return exit_code
 
-    def _repeat_end_of_fit(self) -> None:
-        """Ends a program's `fit` again that an earlier process has completed.
+    def _restore(self) -> bool:
+        """Restores the newest checkpoint on every task.
 
-        Its last checkpoint has the weights of before, from which more epochs go on.
-        EarlyStopping and others change weights at the end, and the program continues
-        with these.
+        Returns:
+          Whether the run is complete.
+        """
+        is_complete = tf.Variable(int(self.reporter.restore_newest()), dtype=tf.int64)
+        # Makes the replicas of all processes equal to the restored state.
+        self.parts.strategy.broadcast_from_chief(
+            [*self.parts.state_variables(), is_complete]
+        )
+        self.parts.learning_rate_scale.hold()
+        return bool(is_complete.numpy())
+
+    def _repeat_end_of_fit(self) -> None:
+        """Repeats the end of a `fit` that an earlier process has completed.
+
+        Callbacks such as EarlyStopping change weights after the last checkpoint, and
+        the program continues with the changed ones.
         """
         if self.epochs is not None and self.epochs.fit is not None:
             self.epochs.begin()
@@ -157,6 +167,23 @@ class TrainingRun:
             self._wait_for_chief()
         batches = self._batches()
         self.metrics.clock.started()
+        self._trace(batches)
+        with self.signals:
+            try:
+                self._advance_with_rollbacks(batches)
+            except StopRequested as stop:
+                # The checkpoint reads variables, which must be equal in all processes.
+                self.parts.strategy.average_replica_variables()
+                self._save_checkpoint()
+                return "preempted", stop.exit_code
+            except TrainingStopped as stopped:
+                self._report_stop(stopped.event)
+            if self.epochs is not None:
+                self.epochs.finish()
+            return "completed", ExitCode.DONE
+
+    def _trace(self, batches: Any) -> None:
+        """Traces the inner loop, and describes its graph."""
         with self.metrics.clock.measure("trace"):
             graph = self.parts.loop_function.trace(batches)
         if self.epochs is not None:
@@ -164,25 +191,22 @@ class TrainingRun:
         if self.metrics.phases is not None:
             self.metrics.phases.describe(graph)
         self.reporter.describe(graph)
-        with self.signals:
-            while True:
-                try:
-                    self._advance(batches)
-                except StopRequested as stop:
-                    # The checkpoint reads variables, which must be equal in all
-                    # processes.
-                    self.parts.strategy.average_replica_variables()
-                    self._save_checkpoint()
-                    return "preempted", stop.exit_code
-                except TrainingStopped as stopped:
-                    self._report_stop(stopped.event)
-                except DivergedError as error:
-                    self._roll_back(error)
-                    batches = self._batches()
-                    continue
-                if self.epochs is not None:
-                    self.epochs.finish()
-                return "completed", ExitCode.DONE
+
+    def _advance_with_rollbacks(self, batches: Any) -> None:
+        """Trains to the last step, from an earlier checkpoint after each divergence.
+
+        Raises:
+          StopRequested: A process received a signal.
+          TrainingStopped: A callback of a program has stopped the training.
+          DivergedError: A step has diverged and there is no checkpoint to go back to.
+        """
+        while True:
+            try:
+                self._advance(batches)
+                return
+            except DivergedError as error:
+                self._roll_back(error)
+                batches = self._batches()
 
     def _begins_with_checkpoint(self) -> bool:
         """Returns whether a checkpoint is saved before the first step."""

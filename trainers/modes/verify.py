@@ -1,4 +1,4 @@
-"""--mode=verify: do strategies train as one device does, and that as Keras does?"""
+"""Check that strategies and one device train as Keras does (`--mode=verify`)."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def build_pipeline(
         count = config.strategy.num_stages or possible
         # Layers are measured with as many rows as a micro-batch has.
         num_examples = max(largest // num_microbatches, 1)
-        features, _ = first_examples(data.to_look_at, num_examples)
+        features, _ = first_examples(data.sample_source, num_examples)
         # Layers are only measured if there are at least two stages.
         cuts = cut_evenly(
             graph, lambda: measure_seconds(graph, features, devices[0]), count

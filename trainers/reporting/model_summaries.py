@@ -27,10 +27,10 @@ class Inspection:
     def __init__(self, model: keras.Model, data: Data):
         self._model = model
         # Read once: every summary shows the same examples.
-        self._features, _ = first_examples(data.to_look_at, _NUM_SAMPLES)
+        self._features, _ = first_examples(data.sample_source, _NUM_SAMPLES)
         rows = fixed_rows(model, self._features)
         if rows is not None:
-            self._features, _ = first_examples(data.to_look_at, rows)
+            self._features, _ = first_examples(data.sample_source, rows)
         compute = functools.partial(_activations, model)
         # Some layers of a user's own work in a graph alone, such as one that hands its
         # weight to a function with `tf.custom_gradient`.

@@ -26,6 +26,8 @@ from trainers.reporting.metrics import RunMetrics
 from trainers.reporting.metrics_writer import metrics_in_words
 from trainers.reporting.result import ALWAYS_FINAL
 from trainers.run_dir.run_dir import RunDir, tensorboard_command
+from trainers.user_code.few_examples import EXAMPLES_OF_A_STEP, few_examples
+from trainers.user_code.state_remark import forward_remark
 
 
 def print_startup_report(
@@ -60,6 +62,7 @@ def print_startup_report(
         _other_optimizer(parts),
         _too_long_warmup(parts),
         _normalized_apart(parts),
+        _divided_otherwise(parts),
         substitution(parts.config.strategy.device_choice),
     ):
         if words:
@@ -112,6 +115,19 @@ def _normalized_apart(parts: TrainingParts) -> str | None:
         return words
     where = "" if can_sum else " under mirrored and multi_worker_mirrored"
     return f"{words}; BatchNormalization(synchronized=True) normalizes all{where}"
+
+
+def _divided_otherwise(parts: TrainingParts) -> str | None:
+    """Returns a warning if replicas of a user's model compute something else, or None.
+
+    A program has had its warning before its model was built.
+    """
+    model = parts.config.model
+    num_shards = parts.config.strategy.num_shards(parts.strategy.num_replicas)
+    if model.script or not model.is_custom or num_shards == 1:
+        return None
+    few = few_examples(parts.data.sample_source, EXAMPLES_OF_A_STEP)
+    return forward_remark(parts.model, few)
 
 
 def _other_optimizer(parts: TrainingParts) -> str | None:

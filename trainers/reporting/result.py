@@ -71,7 +71,7 @@ class Origin(NamedTuple):
 def examples_sha256(data: Data) -> str:
     """Returns a digest of the first examples to look at."""
     digest = hashlib.sha256()
-    few = first_examples(data.to_look_at, _DIGESTED_EXAMPLES)
+    few = first_examples(data.sample_source, _DIGESTED_EXAMPLES)
     for rows in tf.nest.flatten(few):
         digest.update(tf.io.serialize_tensor(rows).numpy())
     return digest.hexdigest()

@@ -43,7 +43,7 @@ def describe_run(parts: TrainingParts) -> dict[str, str]:
 def variable_placements(parts: TrainingParts) -> list[tuple[Any, ...]]:
     """Returns path, shape, type and devices of each variable of model and optimizer."""
     rows: list[tuple[Any, ...]] = []
-    for variable in [*parts.model.variables, *parts.all_of_optimizer()]:
+    for variable in [*parts.model.variables, *parts.saved_optimizer_variables()]:
         devices = ", ".join(
             short_name(copy.device) for copy in copies_of(variable.value)
         )

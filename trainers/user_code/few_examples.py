@@ -12,6 +12,9 @@ from models.objective import labels_of
 from strategies.common.types import Batch
 from trainers.inputs.sources import Source, spread_examples
 
+# Examples that show whether a step takes the mean or the sum of a loss: two alone may
+# both be without a gradient, such as behind the margin of a triplet loss.
+EXAMPLES_OF_A_STEP = 16
 # Sorted data begin with one class, and of ten classes two of 16 examples differ.
 _EXAMPLES_TO_CHOOSE = 16
 

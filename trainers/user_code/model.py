@@ -105,7 +105,7 @@ class CustomModel:
         few, held_out = self.few(), self.data.evaluation
         if (
             isinstance(few.labels, Weighted)
-            or self.data.to_look_at is held_out
+            or self.data.sample_source is held_out
             or not held_out.num_examples
         ):
             return few
@@ -136,7 +136,7 @@ def custom_model(config: ModelConfig, data: Data) -> CustomModel:
         make = factories.factory(config.model, "model", "a description of the data")
 
     # Read once, and only if it is needed.
-    few = functools.cache(lambda: few_examples(data.to_look_at))
+    few = functools.cache(lambda: few_examples(data.sample_source))
     before: list[keras.Model] = []
 
     def build(data: Examples, settings: Settings) -> keras.Model:

@@ -32,7 +32,7 @@ from trainers.user_code.independence import agree
 def forward_remark(model: keras.Model, few: Batch) -> str | None:
     """Returns a warning if replicas do not compute what a whole batch computes."""
     variables = users_state(model)
-    if not (variables or _may_mix_examples(model)):
+    if not (variables or _has_own_code(model)):
         return None
     is_normalized = normalizes_batches(model)
     if is_normalized:
@@ -53,28 +53,29 @@ def forward_remark(model: keras.Model, few: Batch) -> str | None:
         return changes_in(scope, variables), tf.nest.flatten(outputs), added
 
     changes, outputs, added = zip(*on_halves(run, few), strict=True)
-    if replayed.are_of_examples and not is_normalized and _are_mixed(outputs):
+    rounding = relative_rounding(model)
+    # In half precision rows of a batch are rounded otherwise in another batch.
+    compares_rows = replayed.are_of_examples and not (is_normalized or rounding)
+    if compares_rows and _are_mixed(outputs):
         return (
             "the model predicts other values for a batch than for its halves (perhaps "
             "it adds up or compares the examples, as ops.tensordot over two axes "
             f"does): replicas predict for their shards, {NUMBER_MATTERS}"
         )
-    *parted, again = np.array(added)
-    if agree(parted[0], again) and not are_means(np.array(parted)):
+    parted, again = np.array(added[:-1]), added[-1]
+    error = rounding * np.abs(parted).max(axis=0)
+    if agree(parted[0], again, error) and not are_means(parted, error):
         return (
             "a loss that the model adds (add_loss) is no mean over the examples of a "
             "batch (perhaps a sum, or a value of each, which Keras sums): each replica "
             "adds that of its shard in proportion to its rows, "
             f"{NUMBER_MATTERS}; add a mean"
         )
-    return remark_on(variables, np.array(changes[:-1]))
+    return remark_on(variables, np.array(changes[:-1]), rounding)
 
 
-def _may_mix_examples(model: keras.Model) -> bool:
+def _has_own_code(model: keras.Model) -> bool:
     """Returns whether code of the user's own may compare the examples of a batch."""
-    # In half precision rows of a batch are rounded otherwise in another batch.
-    if relative_rounding(model):
-        return False
     layers = flat_layers(model)
     operations = [part for x in layers for part in getattr(x, "operations", [])]
     return any(
@@ -136,17 +137,20 @@ def changes_in(
     return changes
 
 
-def remark_on(variables: Sequence[keras.Variable], changes: np.ndarray) -> str | None:
+def remark_on(
+    variables: Sequence[keras.Variable], changes: np.ndarray, rounding: float
+) -> str | None:
     """Returns a warning if a variable does not change by a mean over examples.
 
     Args:
       variables: State of layers.
       changes: Changes by all examples and by each half, float64 [3, variables].
+      rounding: Relative error of changes in half precision; 0 without it.
     """
     names = [
         variable.path
-        for index, variable in enumerate(variables)
-        if not are_means(changes[:, index])
+        for variable, parts in zip(variables, changes.T, strict=True)
+        if not are_means(parts, rounding * np.abs(parts).max())
     ]
     if not names:
         return None

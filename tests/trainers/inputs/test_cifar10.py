@@ -6,6 +6,7 @@ import pathlib
 import tarfile
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -255,6 +256,14 @@ def test_the_archive_that_was_downloaded_is_read(
         for one, other in zip(everything(ours), everything(keras_own), strict=True):
             np.testing.assert_array_equal(one, other)
             assert one.dtype == other.dtype
+    # Tasks without a network must not be left to find a damaged one.
+    fetched = mock.Mock()
+    monkeypatch.setattr(cifar10_files, "downloaded", fetched)
+    inputs.fetch(DataConfig(dataset="cifar10"))
+    fetched.assert_not_called()
+    published.write_bytes(published.read_bytes()[:-1])
+    inputs.fetch(DataConfig(dataset="cifar10"))
+    fetched.assert_called_once_with()
 
 
 def test_data_is_what_the_rest_of_the_program_expects(tmp_path: pathlib.Path) -> None:

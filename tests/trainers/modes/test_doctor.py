@@ -14,7 +14,7 @@ from tests import processes
 from tests.cluster.test_confinement import WITHOUT_NAMESPACES, possible
 from tests.markers import chosen
 from trainers.config.config import Config
-from trainers.modes.doctor_findings import Means, what_is_slow
+from trainers.modes.doctor_findings import Hardware, slow_settings
 from trainers.modes.node_card import SUPPORTED
 
 
@@ -178,7 +178,9 @@ SLOW: dict[str, tuple[dict[str, Any], dict[str, int], str]] = {
 @pytest.mark.parametrize("case", SLOW)
 def test_what_is_slow_is_named_with_what_to_change(case: str) -> None:
     settings, changed, expected = SLOW[case]
-    (line,) = what_is_slow(Config().replace(**settings), Means(**{**ENOUGH, **changed}))
+    (line,) = slow_settings(
+        Config().replace(**settings), Hardware(**{**ENOUGH, **changed})
+    )
     assert line.startswith(expected)
 
 
@@ -198,5 +200,5 @@ def test_what_is_slow_is_named_with_what_to_change(case: str) -> None:
 def test_what_is_fine_is_not_named(
     settings: dict[str, Any], changed: dict[str, int]
 ) -> None:
-    means = Means(**{**ENOUGH, **changed})
-    assert list(what_is_slow(Config().replace(**settings), means)) == []
+    hardware = Hardware(**{**ENOUGH, **changed})
+    assert list(slow_settings(Config().replace(**settings), hardware)) == []

@@ -7,6 +7,7 @@ import pathlib
 import keras
 import pytest
 
+from models.base import Examples
 from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
 from tests.conformance.harness import small_config
@@ -61,3 +62,41 @@ def test_layers_that_normalize_a_part_of_a_global_batch_are_named(
     else:
         assert named in said.replace(between, ""), said
         assert f"layer {layer.name!r} normalizes " in said
+
+
+class _Sum(keras.layers.Layer):
+    def call(self, inputs):
+        self.add_loss(1e-3 * keras.ops.sum(inputs**2))
+        return inputs
+
+
+def summed(data: Examples) -> keras.Model:
+    """Adds a loss that is a sum over the examples of a batch."""
+    last = keras.layers.Dense(data.num_classes)
+    model = keras.Sequential(
+        [keras.Input(data.input_shape), keras.layers.Flatten(), last, _Sum()]
+    )
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("strategy", "settings", "is_named"),
+    [
+        ("one_device", {}, False),
+        ("mirrored", REPLICAS, True),
+        # Each replica computes whole global batches.
+        ("tower", {**REPLICAS, "update": "async"}, False),
+    ],
+)
+def test_a_loss_that_replicas_add_otherwise_is_named(
+    strategy: str,
+    settings: dict[str, object],
+    is_named: bool,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = small_config(strategy=strategy, model=f"{__name__}:summed", **settings)
+    parts = assemble(config, create_strategy(config, Cluster()))
+    print_startup_report(parts, RunDir(tmp_path), 0, Console())
+    assert ("add_loss" in capsys.readouterr().err) == is_named

@@ -77,6 +77,9 @@ def test_a_run_is_evaluated_from_another_folder_and_without_files_of_its_trainin
     moved = [flag.replace("=", "=project/") for flag in own]
     done = run(*place, *moved, folder=tmp_path)
     assert done.returncode == 0, done.stderr
+    in_file = "--config=project/run/config.json"
+    done = run(in_file, *place, *moved, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
     other = moved[0].replace(":model", ":callbacks")
     done = run(*place, other, moved[1], folder=tmp_path)
     assert done.returncode == 2

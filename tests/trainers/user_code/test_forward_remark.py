@@ -45,9 +45,9 @@ def of_all(users, films):
     return of_each(users, films) + ops.tensordot(users, films, 2)
 
 
-def functional(last: Callable[[Any], Any]) -> keras.Model:
+def functional(last: Callable[[Any], Any], dtype: str | None = None) -> keras.Model:
     inputs = keras.Input((5,))
-    return keras.Model(inputs, last(layers.Dense(3)(inputs)))
+    return keras.Model(inputs, last(layers.Dense(3, dtype=dtype)(inputs)))
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_predictions_that_depend_on_the_batch_are_named(
 class Penalty(layers.Layer):
     """Adds a loss that a function computes of its inputs."""
 
-    def __init__(self, of: Callable[[Any], Any]):
-        super().__init__()
+    def __init__(self, of: Callable[[Any], Any], dtype: str | None = None):
+        super().__init__(dtype=dtype)
         self.of = of
 
     def call(self, inputs):
@@ -90,15 +90,19 @@ class Penalty(layers.Layer):
         (lambda x: ops.sum(x**2), True),
         (lambda x: ops.sum(x**2, axis=1), True),
         (lambda x: ops.mean(x) ** 2, True),
-        (lambda x: ops.mean(keras.random.normal(ops.shape(x)) * x), False),
+        (
+            lambda x: ops.mean(keras.random.normal(ops.shape(x), dtype=x.dtype) * x),
+            False,
+        ),
     ],
     ids=["mean", "sum", "of each", "square of a mean", "random"],
 )
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "mixed_float16"])
 def test_added_losses_that_are_no_mean_of_examples_are_named(
-    of: Callable[[Any], Any], is_named: bool
+    of: Callable[[Any], Any], is_named: bool, dtype: str
 ) -> None:
     few = few_examples()
-    remark = forward_remark(functional(Penalty(of)), few)
+    remark = forward_remark(functional(Penalty(of, dtype), dtype), few)
     assert (remark is not None) == is_named
     assert remark is None or "add_loss" in remark
 
@@ -116,3 +120,36 @@ def test_added_sums_are_named_behind_a_normalization(
     remark = forward_remark(model, few_examples())
     assert (remark is not None) == is_named
     assert remark is None or "add_loss" in remark
+
+
+class Tracked(layers.Layer):
+    """Keeps a moving average of what a function computes of its inputs."""
+
+    def __init__(self, of: Callable[[Any], Any], dtype: str):
+        super().__init__(dtype=dtype)
+        self.of = of
+        self.average = self.add_weight(
+            (3,), "zeros", dtype="float32", trainable=False, autocast=False
+        )
+
+    def call(self, inputs):
+        new = ops.cast(self.of(inputs), "float32")
+        self.average.assign(0.9 * self.average + 0.1 * new)
+        return inputs
+
+
+@pytest.mark.parametrize(
+    ("of", "is_named"),
+    [(lambda x: ops.mean(x, axis=0), False), (lambda x: ops.sum(x, axis=0), True)],
+    ids=["mean", "sum"],
+)
+def test_states_that_are_no_means_are_named_in_half_precision(
+    of: Callable[[Any], Any], is_named: bool
+) -> None:
+    # Rounding decides, so that weights are drawn several times.
+    for seed in range(4):
+        keras.utils.set_random_seed(seed)
+        model = functional(Tracked(of, "mixed_bfloat16"), "mixed_bfloat16")
+        remark = forward_remark(model, few_examples())
+        assert (remark is not None) == is_named
+        assert remark is None or "the state" in remark

@@ -50,9 +50,9 @@ class StreamBatches:
 
     def spans(self, shard_index: int, num_shards: int) -> tf.data.Dataset:
         if self.stream.by_file:
-            spans = self._of_own_files(shard_index, num_shards)
+            spans = self._spans_by_file(shard_index, num_shards)
         else:
-            spans = self._of_whole_batches(shard_index, num_shards)
+            spans = self._spans_by_example(shard_index, num_shards)
 
         def parsed(span: _Span) -> Batch:
             features, labels = self.stream.schema.parse(
@@ -84,7 +84,7 @@ class StreamBatches:
     ) -> NoReturn:
         raise TypeError("a stream has no single steps: see Traits.supports_streaming")
 
-    def _of_whole_batches(self, shard_index: int, num_shards: int) -> tf.data.Dataset:
+    def _spans_by_example(self, shard_index: int, num_shards: int) -> tf.data.Dataset:
         """Returns this shard's rows of every global batch."""
         order, most = self.order, self._steps_at_once()
         chosen = range(len(self.stream.files))
@@ -128,7 +128,7 @@ class StreamBatches:
         )
         return epochs.flat_map(epoch).map(own_rows)
 
-    def _of_own_files(self, shard_index: int, num_shards: int) -> tf.data.Dataset:
+    def _spans_by_file(self, shard_index: int, num_shards: int) -> tf.data.Dataset:
         """Returns rows of this shard's files, as many per step as the shard has."""
         size = self.order.global_batch_size
         # Unlike `shard_rows`, these bounds are Python numbers: every batch is full.

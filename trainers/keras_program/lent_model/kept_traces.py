@@ -19,12 +19,12 @@ from strategies.common.private_apis.optimizers import schedule_of
 from strategies.inner_loop.reduction import bytes_of
 from trainers.config.config import Config
 from trainers.inputs.sources import Data, Source, first_examples
-from trainers.keras_program.lent_model.lent_model import EXAMPLES_OF_A_STEP, LentModel
+from trainers.keras_program.lent_model.lent_model import LentModel
 from trainers.keras_program.streams.stream import ProgramStream
 from trainers.loop.builder import assemble_again
 from trainers.loop.parts import LoopParts, Phase, TrainingParts
 from trainers.user_code.checks import check_ids
-from trainers.user_code.few_examples import few_examples
+from trainers.user_code.few_examples import EXAMPLES_OF_A_STEP, few_examples
 from trainers.user_code.losses import CompiledObjective
 
 # The variables of the strategy stay in memory, beside those of the program.
@@ -71,7 +71,7 @@ class KeptTraces:
         """
         objective, scale = self._loops.objective, self._loops.learning_rate_scale
         if isinstance(objective, CompiledObjective):
-            model, few = self.lent.model, few_examples(data.to_look_at)
+            model, few = self.lent.model, few_examples(data.sample_source)
             names = getattr(model, "output_names", None)
             check_ids(model.loss, names, data, few, objective.outputs)
         with self._loops.strategy.scope():
@@ -102,7 +102,7 @@ def kept_traces(lent: LentModel, parts: TrainingParts) -> KeptTraces | None:
 
 def _kept_bytes(parts: LoopParts) -> int:
     """Returns the bytes of the strategy's variables, at most."""
-    variables = [*parts.model.variables, *parts.all_of_optimizer()]
+    variables = [*parts.model.variables, *parts.saved_optimizer_variables()]
     return parts.strategy.num_replicas * bytes_of([v.value for v in variables])
 
 

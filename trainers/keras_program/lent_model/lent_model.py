@@ -44,16 +44,12 @@ from trainers.user_code.checks import (
     check_states,
     has_own_step,
 )
-from trainers.user_code.few_examples import few_examples
+from trainers.user_code.few_examples import EXAMPLES_OF_A_STEP, few_examples
 from trainers.user_code.fixed_rows import fixed_rows
 from trainers.user_code.model import CustomModel, build_with
 from trainers.user_code.own_step.objective import OwnStep
 from trainers.user_code.own_step.probe import own_step
 from trainers.user_code.state_remark import forward_remark
-
-# Examples that show whether a step takes the mean or the sum of a loss: two alone may
-# both be without a gradient, such as behind the margin of a triplet loss.
-EXAMPLES_OF_A_STEP = 16
 
 
 class LentModel:
@@ -92,11 +88,11 @@ class LentModel:
 
         Given settings of the configuration take precedence over the program's.
         """
-        few = functools.cache(lambda: few_examples(data.to_look_at))
+        few = functools.cache(lambda: few_examples(data.sample_source))
         with wrap_user_errors(self._flag):
             rows = fixed_rows(self.model, few().features)
         if rows is not None:
-            few = functools.cache(lambda: few_examples(data.to_look_at, rows))
+            few = functools.cache(lambda: few_examples(data.sample_source, rows))
         compiled = CustomModel(
             build=self.build,
             loss=None,

@@ -54,7 +54,7 @@ class _OnePass:
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Updates all variables; overrides the method of Keras."""
-        # Of this call alone, which counts the update at its end.
+        # Valid for this call only: the update is counted at its end.
         self._decay_powers = _DecayPowers(self)
         try:
             super().apply(grads, trainable_variables)  # type: ignore[misc]
@@ -66,7 +66,7 @@ class _OnePass:
     ) -> None:
         """Updates one variable; overrides the method of Keras.
 
-        Of a sparse gradient it moves every row of the table in every step, as Keras's.
+        A sparse gradient moves every row of its table, as in Keras's Adam.
         """
         adam: Any = self
         first, second = (

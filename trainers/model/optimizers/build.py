@@ -44,9 +44,7 @@ def build_optimizer(
     }
     optimizer = optimizers[config.optimizer]()
     optimizer.build(model.trainable_variables)
-    # The strategy has already summed the gradients; Keras would sum them again.
-    stop_reducing_gradients(optimizer)
-    count_atomically(optimizer)
+    _apply_as_given(optimizer)
     return optimizer
 
 
@@ -72,28 +70,27 @@ def adopt_optimizer(
                 f"than {', '.join(unknown)}: compile the model with a new optimizer."
             )
         build_optimizer_anew(part, variables)
-        _apply_as_given(part, scaled)
+        _apply_as_given(part)
+        scale_learning_rate(part, scaled)
 
 
 def adopt_again(
     optimizer: keras.optimizers.Optimizer, scaled: Callable[[Any], Any]
 ) -> None:
-    """Makes an optimizer of `adopt_optimizer` train again, in the strategy's scope.
+    """Prepares an optimizer of `adopt_optimizer` for a further training, in the scope.
 
-    The strategy's variables are below its own and below its weights again.
+    Its Keras variables and the model's hold the strategy's variables again.
     """
     for part, _ in parts_of(optimizer, []):
         find_weights_again(part)
-        _apply_as_given(part, scaled)
+        _apply_as_given(part)
+        scale_learning_rate(part, scaled)
 
 
-def _apply_as_given(
-    optimizer: keras.optimizers.Optimizer, scaled: Callable[[Any], Any]
-) -> None:
+def _apply_as_given(optimizer: keras.optimizers.Optimizer) -> None:
     # The strategy has already summed the gradients; Keras would sum them again.
     stop_reducing_gradients(optimizer)
     count_atomically(optimizer)
-    scale_learning_rate(optimizer, scaled)
 
 
 def update_where_variables_are(optimizer: keras.optimizers.Optimizer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import keras
@@ -78,10 +79,10 @@ class LearningRate(keras.optimizers.schedules.LearningRateSchedule):
         config: OptimizerConfig,
         train_steps: int,
         global_batch_size: int,
-        factor: LearningRateScale,
+        scale: LearningRateScale,
     ):
         self._config = config
-        self._rate_factor = factor
+        self._scale = scale
         self._peak = config.peak_learning_rate(global_batch_size)
         self._train_steps = train_steps
 
@@ -93,14 +94,14 @@ class LearningRate(keras.optimizers.schedules.LearningRateSchedule):
         factor = _FACTORS[self._config.learning_rate_schedule](progress)
         if warmup:
             factor = tf.where(step < warmup, (step + 1) / warmup, factor)
-        return self._rate_factor.times(self._peak * factor)
+        return self._scale.times(self._peak * factor)
 
     def get_config(self) -> dict[str, Any]:
         raise NotImplementedError("The run's config.json describes the schedule.")
 
 
 def _cosine(progress: tf.Tensor) -> tf.Tensor:
-    return (1 + tf.cos(tf.constant(3.141592653589793) * progress)) / 2
+    return (1 + tf.cos(math.pi * progress)) / 2
 
 
 def _step(progress: tf.Tensor) -> tf.Tensor:

@@ -26,17 +26,17 @@ class LossScale:
     Numbers below 6e-8 are zero in float16, and many gradients are (Micikevicius et al.,
     Mixed Precision Training, 2018). The loss is multiplied by a power of two before it
     is differentiated, and each replica's gradients are divided by it, which rounds
-    nothing: their sum is that of scaled gradients, divided afterwards. If a number in
-    the sum is not finite, a step is computed once more, on the same batch, at half the
-    scale: it was not applied, and no example is lost. After a number of finite ones
-    the scale is doubled. The model's `keras.optimizers.LossScaleOptimizer`, or its
+    nothing: their sum is that of scaled gradients, divided afterwards. If the sum is
+    not finite, the step is not applied but computed again on the same batch, at half
+    the scale, so that no example is lost. After a number of finite steps the scale is
+    doubled. The model's `keras.optimizers.LossScaleOptimizer`, or its
     default, decides the first scale and this number. After a sum that is not finite,
     Keras would continue with the next batch.
 
     Attributes:
       variables: The scale and the number of finite steps since its last change. They
-        are no variables of the optimizer that updates weights: Keras reads no saved
-        optimizer that has others than its own.
+        are no variables of the optimizer that updates weights: Keras cannot load an
+        optimizer that was saved with additional variables.
     """
 
     # Below the least, float16 has no room for gradients of one; that is divergence.

@@ -10,11 +10,11 @@ from trainers.model.optimizers.several import parts_of
 
 # Optimizers of Keras that `updates_each_element` accepts.
 ELEMENTWISE = (
-    *(keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.AdamW),
-    *(keras.optimizers.RMSprop, keras.optimizers.Adagrad, keras.optimizers.Adadelta),
-    *(keras.optimizers.Adamax, keras.optimizers.Nadam, keras.optimizers.Ftrl),
+    keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.AdamW,
+    keras.optimizers.RMSprop, keras.optimizers.Adagrad, keras.optimizers.Adadelta,
+    keras.optimizers.Adamax, keras.optimizers.Nadam, keras.optimizers.Ftrl,
     keras.optimizers.Lion,
-)
+)  # fmt: skip
 
 
 def has_conditional_update(optimizer: keras.optimizers.Optimizer) -> bool:

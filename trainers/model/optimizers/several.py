@@ -1,4 +1,4 @@
-"""Several optimizers of one model, in the place of one or inside of one."""
+"""Models with several optimizers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SeveralOptimizers(tf.Module):
           UsageError: Two optimizers update one variable.
         """
         super().__init__()
-        # As a number: checkpoints find the optimizers in `parts`.
+        # Its id, because tf.Module would track a second reference to an optimizer.
         self._compiled = id(compiled)
         united: dict[int, tuple[keras.optimizers.Optimizer, dict[int, Any]]] = {}
         for optimizer, variables in updates:
@@ -75,10 +75,7 @@ class SeveralOptimizers(tf.Module):
                 optimizer.apply([by_variable.get(id(v)) for v in found], found)
 
     def finalize_variable_values(self, variables: Sequence[keras.Variable]) -> None:
-        """Puts averages in the place of weights where `fit` does.
-
-        That is by the compiled optimizer alone.
-        """
+        """Replaces weights by the averages of the compiled optimizer, as `fit` does."""
         del variables
         for optimizer, _ in self.parts:
             if id(optimizer) == self._compiled:

@@ -29,7 +29,7 @@ _TRUNCATED_AT = 2.0
 
 
 class ReplayedRandomNumbers:
-    """Replacement of what draws random numbers in Keras, for the steps of a model.
+    """Replacement of Keras's random functions in the steps of a model.
 
     Attributes:
       are_of_examples: False once numbers were drawn for rows that are not the examples,
@@ -175,7 +175,8 @@ class _Draw:
         positions = tf.range(tf.cast(size, tf.int64))
         num_examples = tf.size(self.examples, tf.int64)
         if isinstance(size, int) and size != self.examples.shape[0]:
-            # In Keras's own fit their number is no part of the shape.
+            # In Keras's own fit the number of examples is not known when a step is
+            # traced.
             are_all = (self.examples.shape[0] is None) & (num_examples == size)
             places = tf.minimum(positions, num_examples - 1)
             return tf.where(are_all, tf.gather(self.examples, places), positions)

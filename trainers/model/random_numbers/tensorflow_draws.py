@@ -144,11 +144,11 @@ def _state_of_generator(
 ) -> tf.Tensor:
     """Returns the state of a `tf.random.Generator` for one call: counter and key."""
     del resource, alg, delta
-    # Of Philox, the algorithm of all generators on CPUs and GPUs.
+    # The state of Philox, which all generators on CPUs and GPUs use.
     return tf.concat([tf.zeros([1], tf.int64), seed], axis=0)
 
 
-def _of_each(shape: Any, parameter: Any) -> tf.Tensor:
+def _per_element(shape: Any, parameter: Any) -> tf.Tensor:
     """Returns the shape of numbers for each element of a parameter."""
     return tf.concat([shape, tf.shape(parameter)], axis=0)
 
@@ -177,9 +177,12 @@ _STATELESS: Mapping[str, Callable[..., tf.Tensor]] = {
         tf.random.stateless_categorical(logits, num_samples, seed, output_dtype)
     ),
     "random_gamma": lambda seed, shape, alpha: tf.random.stateless_gamma(
-        _of_each(shape, alpha), seed, alpha, dtype=tf.convert_to_tensor(alpha).dtype
+        _per_element(shape, alpha),
+        seed,
+        alpha,
+        dtype=tf.convert_to_tensor(alpha).dtype,
     ),
     "random_poisson_v2": lambda seed, shape, rate, dtype=tf.int64: (
-        tf.random.stateless_poisson(_of_each(shape, rate), seed, rate, dtype)
+        tf.random.stateless_poisson(_per_element(shape, rate), seed, rate, dtype)
     ),
 }

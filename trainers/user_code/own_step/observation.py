@@ -150,7 +150,9 @@ def observe(step: ModelStep, few: Batch, is_divisible: bool) -> Observed:
         numbers={
             name: np.array([part[name] for part in reported[:-1]]) for name in sources
         },
-        state_remark=remark_on(variables, np.array(states[:-1])),
+        state_remark=remark_on(
+            variables, np.array(states[:-1]), relative_rounding(step.model)
+        ),
         is_linear=is_mean or is_sum,
         gives_sums=is_sum and not is_mean,
     )

@@ -13,9 +13,9 @@ from strategies.common.private_apis.optimizers import counter_of
 from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs
 from strategies.inner_loop.reduction import scaled
 from strategies.inner_loop.updates_in_turn import Former, UpdatesInTurn
+from trainers.model.ballast import gradients_of_ballast
 from trainers.model.loss_sums import reported, weighted_sums
 from trainers.model.optimizers.loss_scale import scaled_loss, unscaled
-from trainers.model.padding_weights import gradients_of_ballast
 from trainers.model.sparse_gradients import as_dense
 from trainers.model.train_step import TrainStep
 from trainers.user_code.own_step.model_step import regularized_weights

@@ -42,8 +42,8 @@ def test_warm_up_rises_to_the_scaled_rate() -> None:
         base_global_batch_size=64,
         warmup_steps=4,
     )
-    factor = LearningRateScale(may_change=False)
-    rate = LearningRate(config, 10, global_batch_size=256, factor=factor)
+    scale = LearningRateScale(may_change=False)
+    rate = LearningRate(config, 10, global_batch_size=256, scale=scale)
     rates = [float(rate(step)) for step in range(6)]
     # Float32 has seven digits.
     np.testing.assert_allclose(rates, [0.1, 0.2, 0.3, 0.4, 0.4, 0.4], rtol=1e-6)

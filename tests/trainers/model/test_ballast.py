@@ -17,7 +17,7 @@ from tests.trainers.user_code.factories import Nested
 from trainers.cli import flags
 from trainers.loop.builder import assemble, create_strategy
 from trainers.main import main
-from trainers.model.padding_weights import LEAST_BYTES, MOST_BYTES, add_ballast
+from trainers.model.ballast import LEAST_BYTES, MOST_BYTES, add_ballast
 
 FEATURES = (5,)
 
