@@ -19,7 +19,7 @@ from strategies.common.types import (
     Update,
 )
 from strategies.config import StrategyConfig
-from strategies.devices.assignment import require_gpus, take_devices
+from strategies.devices.assignment import take_devices
 from strategies.inner_loop.input import StepChunks
 from strategies.inner_loop.loop import InnerLoop
 from strategies.inner_loop.replicated import all_reduce_local, compile_replicated
@@ -63,9 +63,10 @@ class Mirrored(Strategy):
         )
         on_gpus = "GPU" in devices[0]
         reduction = config.cross_device_reduction
-        if reduction == "nccl":
-            require_gpus(
-                "--set=strategy.cross_device_reduction=nccl", "auto or one_device"
+        if reduction == "nccl" and not on_gpus:
+            raise UsageError(
+                "--set=strategy.cross_device_reduction=nccl needs replicas on GPUs, "
+                "and these are on the CPU: use auto or one_device."
             )
         if reduction == "auto":
             # NCCL needs GPUs; one device has nothing to reduce.

@@ -25,6 +25,7 @@ from strategies.collectives.gathering import gathered_messages
 from strategies.collectives.optimizer_shard import OptimizerShard
 from strategies.collectives.sharded_update import ShardedUpdate
 from strategies.collectives.update_exchange import SummedGradients, UpdateExchange
+from strategies.common.errors import UsageError
 from strategies.common.private_apis.clusters import give_up_connecting
 from strategies.common.private_apis.collectives import make_variables_of_all_types
 from strategies.common.types import (
@@ -37,7 +38,7 @@ from strategies.common.types import (
     Update,
 )
 from strategies.config import StrategyConfig
-from strategies.devices.assignment import check_one_replica, require_gpus
+from strategies.devices.assignment import check_one_replica
 from strategies.gradient_compression.compressed_sum import CompressedSum
 from strategies.inner_loop.input import StepChunks
 from strategies.inner_loop.replicated import all_reduce_packed, compile_replicated
@@ -109,9 +110,11 @@ class MultiWorkerMirrored(Strategy):
 
     @classmethod
     def check_devices(cls, config: StrategyConfig) -> None:
-        if config.collective_implementation == "nccl":
-            require_gpus(
-                "--set=strategy.collective_implementation=nccl", "auto or ring"
+        has_gpu = bool(tf.config.list_physical_devices("GPU"))
+        if config.collective_implementation == "nccl" and not has_gpu:
+            raise UsageError(
+                "--set=strategy.collective_implementation=nccl needs GPUs and none was "
+                "found: use auto or ring."
             )
         if config.shard_optimizer_state:
             check_one_replica()

@@ -156,12 +156,6 @@ def check_one_replica() -> None:
         )
 
 
-def require_gpus(setting: str, instead: str) -> None:
-    """Raises UsageError, with the flag to give instead, if TensorFlow finds no GPU."""
-    if not tf.config.list_physical_devices("GPU"):
-        raise UsageError(f"{setting} needs GPUs and none was found: use {instead}.")
-
-
 def logical_cpus(wanted: int, asked_for: str = "") -> list[str]:
     """Returns the names of the CPU's logical devices, and splits the CPU if needed.
 

@@ -121,6 +121,15 @@ class Gpus:
         self.growing.add(gpu.name[-5:])
 
 
+def test_nccl_needs_replicas_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    Gpus(monkeypatch, 1)
+    config = small_config(
+        strategy="mirrored", devices=("cpu:2",), cross_device_reduction="nccl"
+    ).strategy
+    with pytest.raises(UsageError, match=r"reduction=nccl .* on the CPU"):
+        registry.load("mirrored").create(config, cluster=None)  # type: ignore[arg-type]
+
+
 def test_only_gpus_that_are_chosen_are_seen_and_limited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
