@@ -98,9 +98,13 @@ class Console:
     def dump_stacks(self) -> None:
         """Writes every thread's Python stack to the log, or else to standard error."""
         stream = self._log or sys.stderr
-        stream.write("Where every thread is, its last call first:\n")
-        # faulthandler writes to the file descriptor, past the stream's buffer.
-        stream.flush()
+        try:
+            stream.write("Where every thread is, its last call first:\n")
+            # faulthandler writes to the file descriptor, past the stream's buffer.
+            stream.flush()
+        except OSError:
+            # The log is on a full disk.
+            stream = sys.stderr
         # It takes no lock and allocates nothing in Python, so that it works even if
         # another thread holds a lock for ever.
         faulthandler.dump_traceback(file=stream, all_threads=True)

@@ -43,8 +43,8 @@ def silence_streams_that_fail() -> None:
     full disk (`Py_FinalizeEx`).
     """
     for stream in (sys.stdout, sys.stderr):
-        # A program may have put a file there and closed it.
-        if getattr(stream, "closed", False):
+        # A program may have put None there, or a file that it closed.
+        if stream is None or getattr(stream, "closed", False):
             continue
         try:
             stream.flush()
