@@ -184,8 +184,9 @@ def test_of_missing_gpus_the_others_are_used_if_that_was_allowed(
     chosen = {"strategy": "tower", "devices": ("gpu:1", "gpu:2")}
     with pytest.raises(UsageError, match=r"names gpu:2, and .* has gpu:0, gpu:1 and"):
         devices_of(small_config(**chosen).strategy)
-    soft = small_config(**chosen, soft_placement=True).strategy
-    assert devices_of(soft) == ["/device:GPU:0"]
+    for num_replicas in (None, 2):
+        soft = small_config(**chosen, soft_placement=True, num_replicas=num_replicas)
+        assert devices_of(soft.strategy) == ["/device:GPU:0"]
 
 
 # Limits of the memory of GPUs
