@@ -30,7 +30,7 @@ from strategies.inner_loop.results import (
     Packing,
     step_results,
 )
-from strategies.inner_loop.step import Step, apart, run_step
+from strategies.inner_loop.step import Step, not_inlined, run_step
 
 
 class InnerLoop:
@@ -213,7 +213,7 @@ class InnerLoop:
         update = self._update
         if update is None:
             return details
-        describe = apart(
+        describe = not_inlined(
             lambda outputs, with_histograms: self._details.pack(
                 update.observe(outputs, with_histograms)
             )
@@ -223,7 +223,7 @@ class InnerLoop:
             level >= int(SummaryLevel.NORMS),
             lambda: describe(self._step.whole(summed), with_histograms),
             lambda: details,
-            name="look",
+            name="observe",
         )
 
     def _weight_norm(self, observe: tf.Tensor) -> tf.Tensor:

@@ -54,14 +54,13 @@ def compile_replicated(
 
         return strategy.run(on_each_replica)
 
-    def apply(update: Update, summed: Any) -> dict[str, tf.Tensor]:
+    def apply(update: Update, summed: Any) -> None:
         def on_each_replica(outputs: ReplicaOutputs) -> None:
             update.apply(outputs)
             update.increment_step()
 
         strategy.run(on_each_replica, args=(summed,))
         after_update()
-        return {}
 
     def first(summed: Any) -> ReplicaOutputs:
         """Returns the sum on the first local device; all devices hold the same sum."""

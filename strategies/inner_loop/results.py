@@ -21,9 +21,9 @@ PIPELINE_SECONDS = f"{INTERNAL}pipeline_seconds"
 STALENESS = f"{INTERNAL}staleness"
 # Number of gradients that arrived after their update was applied without them.
 DROPPED_GRADIENTS = f"{INTERNAL}dropped_gradients"
-# Sum over replicas of their `totals`, where replicas keep their own gradients.
-OWN_TOTALS = f"{INTERNAL}own_totals"
-# Index of the first total that is not finite; NOTHING if all totals are finite.
+# Finite checks that replicas send as a sum, where none has the whole sum of gradients.
+OWN_FINITE_CHECKS = f"{INTERNAL}own_finite_checks"
+# Index of the first check that is not finite; NOTHING if all are.
 NOT_FINITE = f"{INTERNAL}not_finite"
 NOTHING = -1
 # Start of a step, by the clock of the task that ran it, and the wait for its batch.
@@ -115,7 +115,7 @@ def in_a_vector(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
 
 
-def is_finite(sums: Mapping[str, tf.Tensor], changes: tf.Tensor) -> tf.Tensor:
+def is_finite(sums: Mapping[str, tf.Tensor], checks: tf.Tensor) -> tf.Tensor:
     """Returns whether the update of a step may be applied, a bool scalar.
 
     A metric may be infinite in a step that trains well, such as a relative error where
@@ -124,10 +124,10 @@ def is_finite(sums: Mapping[str, tf.Tensor], changes: tf.Tensor) -> tf.Tensor:
     Args:
       sums: Sums of the loss and metrics, by name; without a loss for an update of a
         step that another one follows.
-      changes: Total of each gradient and tensor of layer state, float64 vector.
+      checks: Number for each gradient and tensor of layer state, float64 vector.
     """
     losses = [sums["loss"]] if "loss" in sums else []
-    return tf.reduce_all(tf.math.is_finite(in_a_vector([*losses, changes])))
+    return tf.reduce_all(tf.math.is_finite(in_a_vector([*losses, checks])))
 
 
 def step_results(
@@ -189,7 +189,7 @@ def _by_stage(figures: Mapping[str, np.ndarray]) -> np.ndarray | None:
 
 
 def _last_or_nothing(positions: np.ndarray | None) -> int | None:
-    """Returns the index in the last step, or None if all totals were finite."""
+    """Returns the index in the last step, or None if all checks were finite."""
     # Only the last step can have an index: the loop ends with it.
     if positions is None or not len(positions) or positions[-1] == NOTHING:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs
-from strategies.inner_loop.reduction import scaled, with_own_totals
+from strategies.inner_loop.reduction import scaled, with_own_finite_checks
 from strategies.inner_loop.replicated import SumOverReplicas
 from strategies.inner_loop.totals import WithTotals
 
@@ -43,7 +43,7 @@ def sum_reported(
     own = tf.nest.flatten(outputs.state)
     whole = [None if value.dtype.is_floating else value for value in own]
     # A pass that only counts (`WithTotals`) has no gradients to check.
-    sums = with_own_totals(outputs).sums if outputs.gradients else outputs.sums
+    sums = with_own_finite_checks(outputs).sums if outputs.gradients else outputs.sums
     summed = all_reduce(context, ReplicaOutputs([], state=whole, sums=sums))
     state = [
         value if total is None else total
