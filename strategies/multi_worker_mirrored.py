@@ -40,8 +40,9 @@ from strategies.common.types import (
 from strategies.config import StrategyConfig
 from strategies.devices.assignment import check_one_replica
 from strategies.gradient_compression.compressed_sum import CompressedSum
+from strategies.inner_loop.all_reduce import all_reduce_packed
 from strategies.inner_loop.input import StepChunks
-from strategies.inner_loop.replicated import all_reduce_packed, compile_replicated
+from strategies.inner_loop.replicated import compile_replicated
 from strategies.local_sgd.worker_averages import WorkerAverages
 
 

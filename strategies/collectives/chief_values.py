@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from strategies.collectives.gathering import gathered
 from strategies.common.private_apis.variables import copies_of
-from strategies.inner_loop.replicated import sum_by_type
+from strategies.inner_loop.all_reduce import sum_by_type
 
 
 class ChiefValues:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from strategies.inner_loop.replicated import sum_by_type
+from strategies.inner_loop.all_reduce import sum_by_type
 
 
 def gathered(

@@ -34,10 +34,11 @@ from strategies.common.types import (
     ReplicaOutputs,
     Update,
 )
+from strategies.inner_loop.all_reduce import all_reduce_packed
 from strategies.inner_loop.grouping import compute_in_order, grouped
 from strategies.inner_loop.loop import InnerLoop
 from strategies.inner_loop.reduction import bytes_of, finite_checks, total_of, widened
-from strategies.inner_loop.replicated import OwnShard, all_reduce_packed
+from strategies.inner_loop.replicated import OwnShard
 from strategies.inner_loop.results import INTERNAL, OWN_FINITE_CHECKS
 from strategies.inner_loop.step import Step
 

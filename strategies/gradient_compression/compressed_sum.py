@@ -21,17 +21,14 @@ from strategies.common.types import (
 from strategies.gradient_compression.choice import Compression
 from strategies.gradient_compression.error_feedback import ReplicaErrors
 from strategies.gradient_compression.methods import method_for
+from strategies.inner_loop.all_reduce import all_reduce_packed
 from strategies.inner_loop.reduction import (
     bytes_of,
     with_finite_checks_of_sum,
     with_gradients,
     with_own_finite_checks,
 )
-from strategies.inner_loop.replicated import (
-    OwnShard,
-    all_reduce_packed,
-    compile_replicated,
-)
+from strategies.inner_loop.replicated import OwnShard, compile_replicated
 from strategies.inner_loop.results import OWN_FINITE_CHECKS, is_finite
 
 

@@ -175,18 +175,6 @@ def checks_of_sum(summed: ReplicaOutputs) -> tf.Tensor:
     return finite_checks(summed) if carried is None else carried
 
 
-def mean_of_copies(copies: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the mean of tensors; the mean of equal tensors is exactly their value."""
-    # The sum of three equal numbers may lose the last bit, so that only differences
-    # from the first tensor are summed. The difference of equal infinities is nan.
-    first, *others = (tf.convert_to_tensor(copy) for copy in copies)
-    if not others:
-        return first
-    zeros = tf.zeros_like(first)
-    differences = [tf.where(tf.equal(o, first), zeros, o - first) for o in others]
-    return first + tf.add_n(differences) / len(copies)
-
-
 def bytes_of(
     tensors: Iterable[tf.Variable | tf.Tensor | tf.TensorSpec],
     send_as: tf.DType | None = None,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs
+from strategies.inner_loop.all_reduce import SumOverReplicas
 from strategies.inner_loop.reduction import scaled, with_own_finite_checks
-from strategies.inner_loop.replicated import SumOverReplicas
 from strategies.inner_loop.totals import WithTotals
 
 
