@@ -17,8 +17,8 @@ from strategies.inner_loop.results import (
     NOTHING,
     OWN_FINITE_CHECKS,
     REDUCED,
+    flags_as_sums,
     is_finite,
-    proposal,
     time_of,
 )
 from strategies.inner_loop.totals import totals_of
@@ -123,7 +123,7 @@ def run_step(
             shard = shard._replace(totals=whole_batch)
         outputs = earlier.last(shard)
         clock.computed(outputs)
-        return outputs._replace(sums={**outputs.sums, **proposal(local_flags)})
+        return outputs._replace(sums={**outputs.sums, **flags_as_sums(local_flags)})
 
     reduced, summed = summed_over_replicas(compute_gradients)
 
