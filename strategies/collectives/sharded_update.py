@@ -38,7 +38,7 @@ from strategies.inner_loop.all_reduce import all_reduce_packed
 from strategies.inner_loop.grouping import compute_in_order, grouped
 from strategies.inner_loop.loop import InnerLoop
 from strategies.inner_loop.reduction import bytes_of, finite_checks, total_of, widened
-from strategies.inner_loop.replicated import OwnShard
+from strategies.inner_loop.replicated import OwnShard, on_first_replica
 from strategies.inner_loop.results import INTERNAL, OWN_FINITE_CHECKS
 from strategies.inner_loop.step import Step
 
@@ -132,14 +132,10 @@ class ShardedUpdate(UpdateExchange):
 
             return self._strategy.run(on_each_replica)
 
-        def first(reduced: _Reduced) -> ReplicaOutputs:
-            outputs: ReplicaOutputs = self._local(reduced.outputs)
-            return outputs
-
         step = Step(
             all_reduce_gradients,
             self._apply,
-            first,
+            lambda reduced: self._local(reduced.outputs),
             whole=self._whole,
             before_call=self._take_slices,
         )
@@ -154,9 +150,7 @@ class ShardedUpdate(UpdateExchange):
 
     def _local(self, values: Any) -> Any:
         """Returns what the one replica of this process has."""
-        return tf.nest.map_structure(
-            lambda value: self._strategy.experimental_local_results(value)[0], values
-        )
+        return on_first_replica(self._strategy, values)
 
     def _sum_parts(
         self, context: tf.distribute.ReplicaContext, outputs: ReplicaOutputs

@@ -35,7 +35,7 @@ class UpdateExchange(abc.ABC):
     def compile(
         self, own_shard: OwnShard, replica_step: ReplicaFunction
     ) -> LoopFunction:
-        """Builds the train function."""
+        """Builds the loop function."""
 
     @abc.abstractmethod
     def communication(self, gradient_bytes: int) -> Communication:

@@ -26,9 +26,9 @@ from rich.table import Column
 from strategies.common.native_log import silence_streams_that_fail
 from strategies.common.text import one_line
 
-# Of a parameter server that was lost TensorFlow tells in hundreds.
+# TensorFlow's message about a lost parameter server has hundreds of lines.
 _MOST_LINES_OF_A_CAUSE = 8
-# A process without a run folder never writes them.
+# Lines kept until a log is opened. A process without a run folder opens none.
 _MOST_LINES_BEFORE_A_LOG = 100
 
 
@@ -53,7 +53,7 @@ class _Terminal(rich.console.Console):
         try:
             super().__exit__(*error)
         except _FAILURES:
-            # Rich keeps it, and would write it with all that comes later.
+            # Rich keeps the text, and would try it again with every later line.
             self.quiet = True
             with self:
                 pass

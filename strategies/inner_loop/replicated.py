@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -54,17 +55,19 @@ def compile_replicated(
         strategy.run(on_each_replica, args=(summed,))
         after_update()
 
-    def first(summed: Any) -> ReplicaOutputs:
-        """Returns the sum on the first local device; all devices hold the same sum."""
-        return tf.nest.map_structure(
-            lambda value: strategy.experimental_local_results(value)[0], summed
-        )
-
     step = Step(
         all_reduce_gradients,
         apply,
-        first,
+        # All replicas have the same sum.
+        functools.partial(on_first_replica, strategy),
         before_call=before_call,
         after_call=after_call,
     )
     return InnerLoop(step, replica_step, update)
+
+
+def on_first_replica(strategy: tf.distribute.Strategy, values: Any) -> Any:
+    """Returns what the first replica of this process has, as plain tensors."""
+    return tf.nest.map_structure(
+        lambda value: strategy.experimental_local_results(value)[0], values
+    )
