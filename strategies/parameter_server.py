@@ -140,8 +140,8 @@ class ParameterServer(Strategy):
                 self._num_workers,
                 replica_step,
                 update,
-                self._attempts,
-                self._free_workers,
+                attempts=self._attempts,
+                free_workers=self._free_workers,
             )
         if self._config.compression is not None:
             self._gradients = CompressedGradients(
@@ -149,12 +149,12 @@ class ParameterServer(Strategy):
             )
         self._synchronous = SynchronousSteps(
             self._coordinator,
-            self._servers,
-            self._num_workers,
-            self._config.num_required(self._num_workers),
-            self._gradients,
-            replica_step,
-            update,
+            servers=self._servers,
+            num_workers=self._num_workers,
+            num_required=self._config.num_required(self._num_workers),
+            gradients=self._gradients,
+            replica_step=replica_step,
+            update=update,
         )
         return self._synchronous
 
