@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 # Function from the name of a task to the path of its shutdown file.
-EndingPath = Callable[[str], str]
+ShutdownPath = Callable[[str], str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,9 +54,9 @@ class Traits:
       updates: Accepted values of --update, the default first; empty for no choice.
       supports_streaming: True if batches are read in the order of their steps, each
         once, so that they may come from a stream.
-      applies_in_branches: True if an optimizer may change weights in a branch, as
-        Keras's do that accumulate gradients. Replicas of tf.distribute cannot be merged
-        inside a branch of one of them.
+      applies_in_branches: True if an optimizer may change weights in a `tf.cond`, as
+        Keras's optimizers with gradient accumulation do. Replicas of tf.distribute
+        cannot be merged inside a branch of one of them.
       updates_in_turn: True if a step may have several updates, each of which needs the
         weights after the one before.
       sums_in_forward_pass: True if replicas sum within their forward pass where a layer
@@ -68,8 +68,8 @@ class Traits:
         from which weights are read; or `none` without an exchange.
       averages: Accepted values of --average, the default first: the quantity that a
         synchronous update averages over replicas. Empty without a choice.
-      own_settings: Names of settings of `StrategyConfig` that only strategies which
-        name them here use.
+      own_settings: Settings of `StrategyConfig` that this strategy uses; strategies
+        that do not list them refuse them.
       summary: One sentence for the table of strategies.
     """
 
@@ -95,12 +95,12 @@ class Traits:
 
     @property
     def loops_together(self) -> bool:
-        """Returns whether all processes run one training loop, and stop together."""
+        """True if all processes run one training loop, and stop together."""
         return self.multi_process and not self.server_jobs
 
     @property
     def is_distributed(self) -> bool:
-        """Returns whether several devices train one model."""
+        """True if several devices train one model."""
         # The stages of a model are one replica on several devices.
         return self.max_replicas != 1 or self.is_model_parallel
 
@@ -119,7 +119,7 @@ class Strategy(abc.ABC):
     # with the Python code between two calls (about a millisecond), and short enough for
     # a prompt reaction to signals and a smooth progress bar.
     call_seconds: ClassVar[float] = 0.05
-    # A call has as many steps at least, however long they take.
+    # Fewest steps of a call, however long they take.
     fewest_steps_per_call: int = 1
     # Function that reads weights held by other tasks. None: TensorFlow reads each
     # variable separately.
@@ -144,7 +144,7 @@ class Strategy(abc.ABC):
 
     @property
     def num_replicas(self) -> int:
-        # The stages of a split model are one replica together.
+        """Number of replicas; the stages of a split model are one together."""
         return 1 if self.traits.is_model_parallel else len(self.devices)
 
     @abc.abstractmethod
@@ -159,7 +159,7 @@ class Strategy(abc.ABC):
     def compile(
         self, replica_step: ReplicaFunction, update: Update | None
     ) -> LoopFunction:
-        """Builds the train function: replica outputs, their sum, and the update.
+        """Builds the loop function: replica outputs, their sum, and the update.
 
         Args:
           replica_step: Function that computes one replica's outputs.
@@ -170,7 +170,7 @@ class Strategy(abc.ABC):
     def compile_loop(
         self, replica_step: ReplicaFunction, update: Update
     ) -> LoopFunction:
-        """Builds the train function as `compile` does, compiled by XLA as a whole.
+        """Builds the loop function as `compile` does, compiled by XLA as a whole.
 
         Only strategies with `Traits.compiles_loop` have it.
         """
@@ -237,26 +237,31 @@ class Strategy(abc.ABC):
         """
 
     @classmethod
-    def serve(cls, config: StrategyConfig, cluster: Cluster, ending: EndingPath) -> int:
+    def serve(
+        cls, config: StrategyConfig, cluster: Cluster, shutdown_path: ShutdownPath
+    ) -> int:
         """Runs a task of `Traits.server_jobs` to its shutdown; returns its exit code.
 
         Args:
           config: Configuration, the same as the chief's.
           cluster: Cluster as seen from this task.
-          ending: Paths of the files that `shutdown_servers` writes.
+          shutdown_path: Paths of the files that `shutdown_servers` writes.
         """
         raise NotImplementedError(f"{cls.name} has no tasks that only serve")
 
-    def shutdown_servers(self, ending: EndingPath, exit_code: int) -> None:
+    def shutdown_servers(self, shutdown_path: ShutdownPath, exit_code: int) -> None:
         """Shuts down the servers of this process.
 
         Args:
-          ending: Paths of the servers' files, each on its server's machine.
+          shutdown_path: Paths of the servers' files, each on its server's machine.
           exit_code: Exit code of this process, which becomes theirs.
         """
 
     def pause(self) -> None:
-        """Ends what other tasks still run and keep for a training; more may follow."""
+        """Ends the work of other tasks for a training, and frees its data.
+
+        Another training may follow.
+        """
 
     def close(self) -> None:
         """Releases threads, processes and devices."""

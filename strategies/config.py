@@ -23,14 +23,14 @@ _OUTER_DEFAULTS = {"sgd": (1.0, 0.0), "nesterov": (0.7, 0.9)}
 _MOST_TASKS = 1_000
 _MOST_REPLICAS = 1_000_000
 
-# By which strategies some settings are used.
+# Strategies that use some settings.
 _OF_CLUSTERS: UsedBy = {
     "strategy": registry.names_where(lambda traits: traits.multi_process)
 }
 _OF_STAGES: UsedBy = {
     "strategy": registry.names_where(lambda traits: traits.is_model_parallel)
 }
-# Ballast has a weight for each server, whichever strategy trains it.
+# With ballast, every strategy has a weight for each server.
 _OF_SERVERS: UsedBy = {
     "strategy": registry.names_where(lambda traits: "ps" in traits.roles),
     "ballast": ("true",),
@@ -45,9 +45,9 @@ _OF_AVERAGES: UsedBy = {
 _OF_OUTER_OPTIMIZERS: UsedBy = {"outer_optimizer": ("sgd", "nesterov")}
 
 
-def _of_those_that_name(setting: str) -> UsedBy:
+def _of_those_that_name(name: str) -> UsedBy:
     return {
-        "strategy": registry.names_where(lambda traits: setting in traits.own_settings)
+        "strategy": registry.names_where(lambda traits: name in traits.own_settings)
     }
 
 
@@ -213,7 +213,8 @@ class StrategyConfig:
 
     num_workers: int | None = setting(
         None,
-        "Worker processes of a strategy that has several. Default: 2.",
+        "Worker processes of a strategy that has several. "
+        f"Default: {_DEFAULT_NUM_WORKERS}.",
         minimum=1,
         maximum=_MOST_TASKS,
         used_by=_OF_CLUSTERS,

@@ -19,11 +19,18 @@ from strategies.common.types import (
     Update,
 )
 from strategies.config import StrategyConfig
-from strategies.devices.assignment import require_gpus, take_devices
+from strategies.devices.assignment import take_devices
+from strategies.inner_loop.all_reduce import all_reduce_local
 from strategies.inner_loop.input import StepChunks
 from strategies.inner_loop.loop import InnerLoop
-from strategies.inner_loop.replicated import all_reduce_local, compile_replicated
+from strategies.inner_loop.replicated import compile_replicated
 from strategies.inner_loop.sharding import take_replica_shard
+
+_REDUCTIONS = {
+    "nccl": tf.distribute.NcclAllReduce,
+    "hierarchical": tf.distribute.HierarchicalCopyAllReduce,
+    "one_device": tf.distribute.ReductionToOneDevice,
+}
 
 
 class Mirrored(Strategy):
@@ -63,9 +70,10 @@ class Mirrored(Strategy):
         )
         on_gpus = "GPU" in devices[0]
         reduction = config.cross_device_reduction
-        if reduction == "nccl":
-            require_gpus(
-                "--set=strategy.cross_device_reduction=nccl", "auto or one_device"
+        if reduction == "nccl" and not on_gpus:
+            raise UsageError(
+                "--set=strategy.cross_device_reduction=nccl needs replicas on GPUs, "
+                "and these are on the CPU: use auto or one_device."
             )
         if reduction == "auto":
             # NCCL needs GPUs; one device has nothing to reduce.
@@ -113,10 +121,3 @@ def _check_halves(num_devices: int) -> None:
             f"equally many devices, and there are {num_devices}: use an even number of "
             "replicas, or auto or one_device."
         )
-
-
-_REDUCTIONS = {
-    "nccl": tf.distribute.NcclAllReduce,
-    "hierarchical": tf.distribute.HierarchicalCopyAllReduce,
-    "one_device": tf.distribute.ReductionToOneDevice,
-}

@@ -25,6 +25,7 @@ from strategies.collectives.gathering import gathered_messages
 from strategies.collectives.optimizer_shard import OptimizerShard
 from strategies.collectives.sharded_update import ShardedUpdate
 from strategies.collectives.update_exchange import SummedGradients, UpdateExchange
+from strategies.common.errors import UsageError
 from strategies.common.private_apis.clusters import give_up_connecting
 from strategies.common.private_apis.collectives import make_variables_of_all_types
 from strategies.common.types import (
@@ -37,11 +38,19 @@ from strategies.common.types import (
     Update,
 )
 from strategies.config import StrategyConfig
-from strategies.devices.assignment import check_one_replica, require_gpus
+from strategies.devices.assignment import check_one_replica
 from strategies.gradient_compression.compressed_sum import CompressedSum
+from strategies.inner_loop.all_reduce import all_reduce_packed
 from strategies.inner_loop.input import StepChunks
-from strategies.inner_loop.replicated import all_reduce_packed, compile_replicated
+from strategies.inner_loop.replicated import compile_replicated
 from strategies.local_sgd.worker_averages import WorkerAverages
+
+# Short, because all tasks have just answered in the rendezvous.
+_SECONDS_TO_CONNECT = 10.0
+# The barrier waits for work such as the chief's checkpoint, which may take longer than
+# a step. A task that dies in the meantime is detected at once, and a silent task by
+# `SilenceWatchdog`: this limit is only for tasks that answer and do nothing.
+_SECONDS_FOR_CHIEF = 600
 
 
 class MultiWorkerMirrored(Strategy):
@@ -73,7 +82,9 @@ class MultiWorkerMirrored(Strategy):
         self._rank = cluster.rank
         self._config = config
         self._exchange: UpdateExchange | None = None
-        implementation = _IMPLEMENTATIONS[config.collective_implementation]
+        implementation = tf.distribute.experimental.CommunicationImplementation(
+            config.collective_implementation.upper()
+        )
         communication = tf.distribute.experimental.CommunicationOptions(
             timeout_seconds=_SECONDS_FOR_CHIEF, implementation=implementation
         )
@@ -109,9 +120,11 @@ class MultiWorkerMirrored(Strategy):
 
     @classmethod
     def check_devices(cls, config: StrategyConfig) -> None:
-        if config.collective_implementation == "nccl":
-            require_gpus(
-                "--set=strategy.collective_implementation=nccl", "auto or ring"
+        has_gpu = bool(tf.config.list_physical_devices("GPU"))
+        if config.collective_implementation == "nccl" and not has_gpu:
+            raise UsageError(
+                "--set=strategy.collective_implementation=nccl needs GPUs and none was "
+                "found: use auto or ring."
             )
         if config.shard_optimizer_state:
             check_one_replica()
@@ -139,24 +152,24 @@ class MultiWorkerMirrored(Strategy):
         return self._exchange.compile(self._own_shard, replica_step)
 
     def _exchange_for(self, update: Update) -> UpdateExchange:
-        config, of_replicas = self._config, (self._strategy, self._rank)
+        config, strategy, rank = self._config, self._strategy, self._rank
         if config.averaged == "parameters":
-            return WorkerAverages(*of_replicas, update, config)
+            return WorkerAverages(strategy, rank, update, config)
         # A single replica sends nothing, and has the whole state in any case.
         if config.compression and self.num_replicas > 1:
-            return CompressedSum(*of_replicas, config.compression, update)
+            return CompressedSum(strategy, rank, config.compression, update)
         if config.shard_optimizer_state and self.num_replicas > 1:
-            return ShardedUpdate(*of_replicas, update, config.all_reduce_dtype)
-        return SummedGradients(self._strategy, update, config.all_reduce_dtype)
+            return ShardedUpdate(strategy, rank, update, config.all_reduce_dtype)
+        return SummedGradients(strategy, update, config.all_reduce_dtype)
 
     def _own_shard(
-        self, outputs: tuple[Batch, ...], context: tf.distribute.ReplicaContext
+        self, shards: tuple[Batch, ...], context: tf.distribute.ReplicaContext
     ) -> Batch:
         if self._num_local == 1:
-            return outputs[0]
+            return shards[0]
         local = context.replica_id_in_sync_group % self._num_local
         # The replica's id is a tensor: the shard is selected inside the graph.
-        return tf.switch_case(local, [lambda share=share: share for share in outputs])
+        return tf.switch_case(local, [lambda shard=shard: shard for shard in shards])
 
     def optimizer_shard(self) -> OptimizerShard | None:
         return self._exchange.optimizer_shard() if self._exchange else None
@@ -199,15 +212,3 @@ class MultiWorkerMirrored(Strategy):
         if self.num_replicas == 1 or self._exchange is None:
             return None
         return self._exchange.communication(gradient_bytes)
-
-
-# Short, because all tasks have just answered in the rendezvous.
-_SECONDS_TO_CONNECT = 10.0
-# The barrier waits for work such as the chief's checkpoint, which may take longer than
-# a step. A task that dies in the meantime is detected at once, and a silent task by
-# `SilenceWatchdog`: this limit is only for tasks that answer and do nothing.
-_SECONDS_FOR_CHIEF = 600
-_IMPLEMENTATIONS = {
-    name: getattr(tf.distribute.experimental.CommunicationImplementation, name.upper())
-    for name in ("auto", "ring", "nccl")
-}

@@ -77,11 +77,10 @@ class OneDevice(Strategy):
             with tf.device(self._device):
                 return replica_step(batch)
 
-        def apply(update: Update, outputs: ReplicaOutputs) -> dict[str, tf.Tensor]:
+        def apply(update: Update, outputs: ReplicaOutputs) -> None:
             with tf.device(self._device):
                 update.apply(outputs)
                 update.increment_step()
-            return {}
 
         return Step(all_reduce_gradients, apply)
 

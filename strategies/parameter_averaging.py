@@ -32,8 +32,9 @@ from strategies.common.types import (
 )
 from strategies.config import StrategyConfig
 from strategies.devices.assignment import take_devices
+from strategies.inner_loop.all_reduce import all_reduce_local
 from strategies.inner_loop.input import StepChunks
-from strategies.inner_loop.replicated import all_reduce_local, compile_replicated
+from strategies.inner_loop.replicated import compile_replicated
 from strategies.inner_loop.sharding import take_replica_shard
 from strategies.local_sgd.averages import Averages
 from strategies.local_sgd.replica_variables import DeviceCopies

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.base import EndingPath, Strategy, Traits
+from strategies.base import ShutdownPath, Strategy, Traits
 from strategies.cluster.failure_detection import LOSSES
 from strategies.cluster.probes import is_serving
 from strategies.cluster.rendezvous import wait_for_cluster
@@ -35,7 +35,8 @@ from strategies.ps.worker_input import WindowedInput, WorkerInput
 
 # Seconds for workers to return their closures when the run ends.
 _SECONDS_TO_GIVE_BACK = 5.0
-# Workers that begin together read at the same time; later steps spread over time.
+# Steps of each worker in a call. All workers read weights at once in the first step of
+# a call; in later steps their reads spread over time.
 _FEWEST_STEPS_OF_EACH = 4
 
 
@@ -101,8 +102,10 @@ class ParameterServer(Strategy):
         return cls(config, cluster)
 
     @classmethod
-    def serve(cls, config: StrategyConfig, cluster: Cluster, ending: EndingPath) -> int:
-        return serve(config, cluster, pathlib.Path(ending(cluster.task)))
+    def serve(
+        cls, config: StrategyConfig, cluster: Cluster, shutdown_path: ShutdownPath
+    ) -> int:
+        return serve(config, cluster, pathlib.Path(shutdown_path(cluster.task)))
 
     def scope(self) -> AbstractContextManager[Any]:
         return self._placement.scope()
@@ -137,8 +140,8 @@ class ParameterServer(Strategy):
                 self._num_workers,
                 replica_step,
                 update,
-                self._attempts,
-                self._free_workers,
+                attempts=self._attempts,
+                free_workers=self._free_workers,
             )
         if self._config.compression is not None:
             self._gradients = CompressedGradients(
@@ -146,12 +149,12 @@ class ParameterServer(Strategy):
             )
         self._synchronous = SynchronousSteps(
             self._coordinator,
-            self._servers,
-            self._num_workers,
-            self._config.num_required(self._num_workers),
-            self._gradients,
-            replica_step,
-            update,
+            servers=self._servers,
+            num_workers=self._num_workers,
+            num_required=self._config.num_required(self._num_workers),
+            gradients=self._gradients,
+            replica_step=replica_step,
+            update=update,
         )
         return self._synchronous
 
@@ -185,19 +188,14 @@ class ParameterServer(Strategy):
         if self._synchronous is not None:
             self._synchronous.free_workers(_SECONDS_TO_GIVE_BACK)
 
-    def _free_workers(self) -> None:
-        """Ends the closures that a synchronous update keeps running on workers."""
-        if self._synchronous is not None:
-            self._synchronous.free_workers()
-
-    def shutdown_servers(self, ending: EndingPath, exit_code: int) -> None:
+    def shutdown_servers(self, shutdown_path: ShutdownPath, exit_code: int) -> None:
         failures: list[tf.errors.OpError] = []
         for job in self.traits.server_jobs:
             for index, address in enumerate(self._cluster.addresses[job]):
                 # Writing would never return for a worker that is suspended.
                 if not is_serving(address):
                     continue
-                path = ending(f"{job}-{index}")
+                path = shutdown_path(f"{job}-{index}")
                 try:
                     with tf.device(f"/job:{job}/task:{index}/device:CPU:0"):
                         tf.io.write_file(path, str(exit_code))
@@ -210,3 +208,8 @@ class ParameterServer(Strategy):
         # A full disk of one task must not keep the others from their files.
         if failures:
             raise failures[0]
+
+    def _free_workers(self) -> None:
+        """Ends the closures that a synchronous update keeps running on workers."""
+        if self._synchronous is not None:
+            self._synchronous.free_workers()

@@ -113,12 +113,11 @@ class Tower(Strategy):
                     sums=sum_structures([tower.sums for tower in towers]),
                 )
 
-        def apply(update: Update, outputs: ReplicaOutputs) -> dict[str, tf.Tensor]:
+        def apply(update: Update, outputs: ReplicaOutputs) -> None:
             with tf.device(self._parameter_device):
                 # Once per step: all towers read the new weights in the next step.
                 update.apply(outputs)
                 update.increment_step()
-            return {}
 
         return InnerLoop(Step(all_reduce_gradients, apply), replica_step, update)
 

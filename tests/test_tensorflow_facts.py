@@ -47,7 +47,7 @@ from strategies.common.private_apis.optimizer_slices import adagrad_accumulator
 from strategies.common.private_apis.optimizers import (
     build_optimizer_anew,
     keep_excluded_from_weight_decay,
-    reduce_gradients_again,
+    restore_methods,
     schedule_of,
     stop_reducing_gradients,
     weights_of,
@@ -531,7 +531,7 @@ import sys
 import tensorflow as tf
 
 from strategies.common.types import ReplicaOutputs
-from strategies.inner_loop.replicated import all_reduce_packed
+from strategies.inner_loop.all_reduce import (all_reduce_packed)
 
 (cpu,) = tf.config.list_physical_devices("CPU")
 tf.config.set_logical_device_configuration(
@@ -950,7 +950,7 @@ def test_an_optimizer_is_built_anew_for_other_variables() -> None:
     stop_reducing_gradients(optimizer)
     strategy.run(lambda: optimizer.apply([tf.ones([2])], [variable]))
     assert variable.numpy().tolist() == pytest.approx([0.0, 0.0], abs=1e-4)
-    reduce_gradients_again(optimizer)
+    restore_methods(optimizer)
     assert "_all_reduce_sum_gradients" not in vars(optimizer)
 
 

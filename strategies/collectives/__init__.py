@@ -1,1 +1,1 @@
-"""Collectives on buckets of tensors, and updates divided between workers."""
+"""Exchange of gradients, updates, variables and messages between workers."""

@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from strategies.collectives.gathering import gathered
 from strategies.common.private_apis.variables import copies_of
-from strategies.inner_loop.replicated import sum_by_type
+from strategies.inner_loop.all_reduce import sum_by_type
+from strategies.inner_loop.replicated import on_first_replica
 
 
 class ChiefValues:
@@ -21,7 +22,6 @@ class ChiefValues:
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, rank: int):
-        """Sends nothing yet."""
         self._strategy = strategy
         self._rank = rank
         # Traced once, because this barrier follows every checkpoint.
@@ -45,15 +45,16 @@ class ChiefValues:
         different = self._different(variables)
         if not different:
             return
-        share = tf.function(lambda: self._sum_of_chief(different), autograph=False)
-        for variable, value in zip(different, share(), strict=True):
-            variable.assign(self._local(value))
+        send = tf.function(lambda: self._sum_of_chief(different), autograph=False)
+        values = on_first_replica(self._strategy, send())
+        for variable, value in zip(different, values, strict=True):
+            variable.assign(value)
 
     def _different(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
         """Returns the variables whose values are not the same on all workers."""
         own = tf.constant([_digest(variable) for variable in variables], tf.int64)
-        (rows,) = self._gather(own)
-        of_all = self._local(rows).numpy()
+        (rows,) = on_first_replica(self._strategy, self._gather(own))
+        of_all = rows.numpy()
         is_different = (of_all != of_all[:1]).any(axis=0)
         # The same on every worker, so that all continue with the same collective.
         return [
@@ -73,9 +74,6 @@ class ChiefValues:
             return sum_by_type(context, mine)
 
         return self._strategy.run(on_each_replica)
-
-    def _local(self, value: tf.Tensor) -> tf.Tensor:
-        return self._strategy.experimental_local_results(value)[0]
 
 
 def _digest(variable: tf.Variable) -> int:

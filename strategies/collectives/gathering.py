@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from strategies.inner_loop.replicated import sum_by_type
+from strategies.inner_loop.all_reduce import sum_by_type
+from strategies.inner_loop.replicated import on_first_replica
 
 
 def gathered(
@@ -56,7 +57,8 @@ def gathered_messages(strategy: tf.distribute.Strategy, message: bytes) -> list[
             lambda: gathered(strategy, lambda context: [tf.constant(own)]),
             autograph=False,
         )
-        return strategy.experimental_local_results(gather()[0])[0].numpy()
+        (rows,) = on_first_replica(strategy, gather())
+        return rows.numpy()
 
     sizes = rows_of_all(np.array([len(message)], np.int64))[:, 0]
     # Collectives sum no bytes, but integers of eight bytes.

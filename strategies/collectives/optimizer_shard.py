@@ -139,7 +139,8 @@ class OptimizerShard:
         ]
         with updates_slices(self._optimizer, weights, state):
             if chosen:
-                self._optimizer.apply(*map(list, zip(*chosen, strict=True)))
+                present, parts = zip(*chosen, strict=True)
+                self._optimizer.apply(list(present), list(parts))
             else:
                 update_without_gradients(self._optimizer)
         return [tf.convert_to_tensor(part.value) for part in self._slices]

@@ -34,11 +34,12 @@ from strategies.common.types import (
     ReplicaOutputs,
     Update,
 )
+from strategies.inner_loop.all_reduce import all_reduce_packed
 from strategies.inner_loop.grouping import compute_in_order, grouped
 from strategies.inner_loop.loop import InnerLoop
-from strategies.inner_loop.reduction import bytes_of, total_of, totals, widened
-from strategies.inner_loop.replicated import OwnShard, all_reduce_packed
-from strategies.inner_loop.results import INTERNAL, OWN_TOTALS
+from strategies.inner_loop.reduction import bytes_of, finite_checks, total_of, widened
+from strategies.inner_loop.replicated import OwnShard, on_first_replica
+from strategies.inner_loop.results import INTERNAL, OWN_FINITE_CHECKS
 from strategies.inner_loop.step import Step
 
 # Name of the sum of squares of a worker's part of the gradients, among the sums.
@@ -131,14 +132,10 @@ class ShardedUpdate(UpdateExchange):
 
             return self._strategy.run(on_each_replica)
 
-        def first(reduced: _Reduced) -> ReplicaOutputs:
-            outputs: ReplicaOutputs = self._local(reduced.outputs)
-            return outputs
-
         step = Step(
             all_reduce_gradients,
             self._apply,
-            first,
+            lambda reduced: self._local(reduced.outputs),
             whole=self._whole,
             before_call=self._take_slices,
         )
@@ -153,9 +150,7 @@ class ShardedUpdate(UpdateExchange):
 
     def _local(self, values: Any) -> Any:
         """Returns what the one replica of this process has."""
-        return tf.nest.map_structure(
-            lambda value: self._strategy.experimental_local_results(value)[0], values
-        )
+        return on_first_replica(self._strategy, values)
 
     def _sum_parts(
         self, context: tf.distribute.ReplicaContext, outputs: ReplicaOutputs
@@ -185,14 +180,15 @@ class ShardedUpdate(UpdateExchange):
                     for part in parts
                 ]
             )
-        # These few numbers travel with losses and metrics, in no message of their own.
-        sums = {**outputs.sums, OWN_TOTALS: tf.stack(own), _SQUARES: squares}
+        # These few numbers travel with losses and metrics, without a further message.
+        sums = {**outputs.sums, OWN_FINITE_CHECKS: tf.stack(own), _SQUARES: squares}
         rest = ReplicaOutputs(gradients=[], state=outputs.state, sums=sums)
         rest = all_reduce_packed(context, rest)
         sums = dict(rest.sums)
         squares = sums.pop(_SQUARES)
-        # As `totals` of whole outputs: each gradient, then each tensor of state.
-        sums[OWN_TOTALS] = tf.concat([sums[OWN_TOTALS], totals(rest)], axis=0)
+        # As `finite_checks` of whole outputs: each gradient, then each tensor of state.
+        checks = [sums[OWN_FINITE_CHECKS], finite_checks(rest)]
+        sums[OWN_FINITE_CHECKS] = tf.concat(checks, axis=0)
         return _Reduced(rest._replace(gradients=parts, sums=sums), squares)
 
     def _slices_of(self, parts: Sequence[tf.Tensor]) -> Iterator[tuple[int, tf.Tensor]]:
@@ -224,7 +220,7 @@ class ShardedUpdate(UpdateExchange):
         # One after the other, in the workers' order: equal to the last bit in all runs.
         return functools.reduce(operator.add, tf.unstack(tf.cast(received, rows.dtype)))
 
-    def _apply(self, update: Update, reduced: _Reduced) -> dict[str, tf.Tensor]:
+    def _apply(self, update: Update, reduced: _Reduced) -> None:
         local: _Reduced = self._local(reduced)
         # First, because a layer may have written weights that are trained.
         self._strategy.run(update.assign_layer_state, args=(reduced.outputs.state,))
@@ -243,7 +239,6 @@ class ShardedUpdate(UpdateExchange):
             update.increment_step()
 
         self._strategy.run(finish)
-        return {}
 
     def _whole(self, summed: ReplicaOutputs) -> ReplicaOutputs:
         """Returns outputs with whole gradients, for a step that is observed."""

@@ -15,12 +15,9 @@ from strategies.common.types import (
     ReplicaFunction,
     Update,
 )
+from strategies.inner_loop.all_reduce import all_reduce_packed
 from strategies.inner_loop.reduction import bytes_of
-from strategies.inner_loop.replicated import (
-    OwnShard,
-    all_reduce_packed,
-    compile_replicated,
-)
+from strategies.inner_loop.replicated import OwnShard, compile_replicated
 
 if TYPE_CHECKING:
     from strategies.collectives.optimizer_shard import OptimizerShard
@@ -38,7 +35,7 @@ class UpdateExchange(abc.ABC):
     def compile(
         self, own_shard: OwnShard, replica_step: ReplicaFunction
     ) -> LoopFunction:
-        """Builds the train function."""
+        """Builds the loop function."""
 
     @abc.abstractmethod
     def communication(self, gradient_bytes: int) -> Communication:

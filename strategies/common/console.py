@@ -26,9 +26,9 @@ from rich.table import Column
 from strategies.common.native_log import silence_streams_that_fail
 from strategies.common.text import one_line
 
-# Of a parameter server that was lost TensorFlow tells in hundreds.
+# TensorFlow's message about a lost parameter server has hundreds of lines.
 _MOST_LINES_OF_A_CAUSE = 8
-# A process without a run folder never writes them.
+# Lines kept until a log is opened. A process without a run folder opens none.
 _MOST_LINES_BEFORE_A_LOG = 100
 
 
@@ -53,7 +53,7 @@ class _Terminal(rich.console.Console):
         try:
             super().__exit__(*error)
         except _FAILURES:
-            # Rich keeps it, and would write it with all that comes later.
+            # Rich keeps the text, and would try it again with every later line.
             self.quiet = True
             with self:
                 pass
@@ -98,9 +98,13 @@ class Console:
     def dump_stacks(self) -> None:
         """Writes every thread's Python stack to the log, or else to standard error."""
         stream = self._log or sys.stderr
-        stream.write("Where every thread is, its last call first:\n")
-        # faulthandler writes to the file descriptor, past the stream's buffer.
-        stream.flush()
+        try:
+            stream.write("Where every thread is, its last call first:\n")
+            # faulthandler writes to the file descriptor, past the stream's buffer.
+            stream.flush()
+        except OSError:
+            # The log is on a full disk.
+            stream = sys.stderr
         # It takes no lock and allocates nothing in Python, so that it works even if
         # another thread holds a lock for ever.
         faulthandler.dump_traceback(file=stream, all_threads=True)

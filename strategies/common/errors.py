@@ -37,8 +37,7 @@ class DivergedError(Exception):
           what: Start of the message; the number of the step follows it.
           num_rollbacks: Number of earlier rollbacks of the run.
         """
-        # The slice drops the plural "s" for one rollback.
-        times = f"time{'s'[: num_rollbacks != 1]}"
+        times = "time" if num_rollbacks == 1 else "times"
         before = f", after going back {num_rollbacks} {times}" if num_rollbacks else ""
         super().__init__(
             f"{what} step {step}{before}: training has diverged; lower "

@@ -21,12 +21,11 @@ from strategies.common.text import as_argument, shown
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# For each setting that decides whether another one has an effect, the values with which
-# it has.
+# Names of other settings, each with the values with which a setting has an effect.
 UsedBy = Mapping[str, Sequence[str] | Callable[[], Sequence[str]]]
 
-# Characters of a name that is looked for among all settings; the longest setting has
-# 28. With 100 a comparison with all of them takes a second.
+# Most characters of a name that is compared with all settings. The longest setting has
+# 28; to compare 100 takes a second.
 LONGEST_NAME = 40
 
 
@@ -57,7 +56,7 @@ def setting(
 
     Args:
       default: Value when neither a flag nor the configuration file gives one.
-      help: One sentence for `--help`, with the unit if the value has one.
+      help: Text for `--help`, with the unit if the value has one.
       choices: Accepted words, or a function that returns them when called.
       why_not: Function from a word outside of `choices` to the problem with it, written
         as the end of a sentence that begins with the word. It returns None if the word
@@ -232,16 +231,15 @@ def _check_bounds(name: str, field: dataclasses.Field, number: float) -> None:
     largest = LARGEST_WHOLE_NUMBER if isinstance(number, int) else _LARGEST_NUMBER
     # Every comparison with nan is false, so that it is out of range.
     holds = is_representable = -largest <= number <= largest
-    words = []
+    words, bounds = [], field.metadata["bounds"]
     for key, phrase, within in _BOUNDS:
-        bound = field.metadata["bounds"].get(key)
+        bound = bounds.get(key)
         if bound is not None:
             words.append(phrase.format(bound))
             holds = holds and within(number, bound)
     if holds:
         return
-    has_upper_bound = not {"maximum", "below"}.isdisjoint(field.metadata["bounds"])
-    if not is_representable and not has_upper_bound:
+    if not is_representable and "maximum" not in bounds and "below" not in bounds:
         words.append(f"at most {largest}")
     received, accepted = shown(as_argument(number)), " and ".join(words)
     raise UsageError(f"{name}={received} is out of range: give {accepted}.")

@@ -26,15 +26,16 @@ MOST_BYTES = 16 << 20
 
 
 def read_small(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> str:
-    """Reads a text file that a person or a program has written by hand.
+    """Reads a small text file from an unknown source.
 
-    A pipe would be waited for, and a device such as /dev/zero read without an end.
+    Refuses pipes, for which a reader waits, and devices such as /dev/zero, which never
+    end.
 
     Raises:
       OSError: it cannot be read, is no file, or has more bytes than accepted.
       ValueError: it is not UTF-8.
     """
-    # Opened without waiting, and looked at afterwards, so that it is the same file.
+    # Opened first and checked afterwards, so that the checked file is read.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         mode = os.fstat(descriptor).st_mode
@@ -96,8 +97,9 @@ def without_nan(value: Any) -> Any:
         return {key: without_nan(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [without_nan(item) for item in value]
-    is_nan = isinstance(value, float) and not math.isfinite(value)
-    return None if is_nan else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def sync_to_disk(path: pathlib.Path) -> None:
@@ -128,9 +130,9 @@ def check_writable(path: pathlib.Path, name: str) -> None:
         goes up (..) from a folder that is not there and would be left behind.
       OSError: The system cannot look there.
     """
-    ups = [index for index, part in enumerate(path.parts) if part == ".."]
-    ways_up = [pathlib.Path(*path.parts[:index]) for index in ups]
-    missing = next((way for way in ways_up if not way.is_dir()), None)
+    parts = path.parts
+    above = (pathlib.Path(*parts[:i]) for i, part in enumerate(parts) if part == "..")
+    missing = next((folder for folder in above if not folder.is_dir()), None)
     longest_name = max((len(os.fsencode(part)) for part in path.parts), default=0)
     existing = path.absolute()
     while not is_there(existing):

@@ -36,7 +36,7 @@ def key_of(*words: int | tf.Tensor) -> tf.Tensor:
     return key
 
 
-def hashes_of_rows(
+def _hashes_of_rows(
     key: tf.Tensor, examples: tf.Tensor, count: int | tf.Tensor
 ) -> tf.Tensor:
     """Returns evenly distributed uint64 numbers [rows, count].
@@ -59,7 +59,7 @@ def uniform_of_rows(key: tf.Tensor, examples: tf.Tensor, count: int) -> tf.Tenso
     """Returns the hashes as numbers in [0, 1), float64 [rows, count]."""
     # The upper bits stay, so that the conversion to float64 does not round up to 1.
     bits = tf.bitwise.right_shift(
-        hashes_of_rows(key, examples, count), constant(64 - _MANTISSA_BITS)
+        _hashes_of_rows(key, examples, count), constant(64 - _MANTISSA_BITS)
     )
     return tf.cast(bits, tf.float64) * 2.0**-_MANTISSA_BITS
 

@@ -43,8 +43,8 @@ def silence_streams_that_fail() -> None:
     full disk (`Py_FinalizeEx`).
     """
     for stream in (sys.stdout, sys.stderr):
-        # A program may have put a file there and closed it.
-        if getattr(stream, "closed", False):
+        # A program may have put None there, or a file that it closed.
+        if stream is None or getattr(stream, "closed", False):
             continue
         try:
             stream.flush()
@@ -55,16 +55,17 @@ def silence_streams_that_fail() -> None:
 def exit_at_once(exit_code: int) -> NoReturn:
     """Ends the process without deleting Python's objects, and so TensorFlow's.
 
-    Calls what libraries and the user's code have registered with `atexit`: TensorFlow
-    2.21 deletes the source of each function that AutoGraph has converted there
-    (tensorflow/python/autograph/pyct/loader.py), and left it in /tmp otherwise.
+    Calls what libraries and the user's code have registered with `atexit`. There
+    TensorFlow 2.21 deletes the source files of functions that AutoGraph has converted
+    (tensorflow/python/autograph/pyct/loader.py); without the call they stay in /tmp.
 
     Args:
       exit_code: Exit code of the process. At the end of a process without an error,
         threads and jobs of `concurrent.futures` that are no daemons complete first, as
-        Python has it.
+        at Python's own exit.
     """
-    # Both private: os._exit does neither, and there is no public way to.
+    # os._exit neither waits for threads nor calls `atexit` functions, and Python has no
+    # public function for either.
     if exit_code == ExitCode.DONE:
         try:
             threading._shutdown()  # type: ignore[attr-defined]

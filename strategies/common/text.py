@@ -73,6 +73,11 @@ def as_argument(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
+def plural(noun: str, count: int) -> str:
+    """Returns a noun, with an "s" unless the count is one."""
+    return noun if count == 1 else f"{noun}s"
+
+
 # TensorFlow 2.21 begins the message of an error in a function with where the operation
 # was made: "Graph execution error:", "Detected at node while/add defined at (most
 # recent call last):", and a line for each call.
@@ -84,11 +89,6 @@ _WHERE_MADE = re.compile(
 _OPERATION = re.compile(r"\{\{function_node [^}]*\}\} ?| ?\[Op:\w+\](?: name: ?)?")
 # Of a terminal's colors: Keras writes some of its errors in bold.
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
-
-
-def plural(noun: str, count: int) -> str:
-    """Returns a noun, with an "s" unless the count is one."""
-    return noun if count == 1 else f"{noun}s"
 
 
 def one_line(error: BaseException) -> str:

@@ -13,8 +13,8 @@ import tensorflow as tf
 def outside_of_traces() -> Iterator[None]:
     """Makes variables in the block as if no function were being traced.
 
-    Variables of a graph end with it, and TensorFlow traces a function that makes
-    variables twice, also inside `tf.init_scope`
+    Variables of a graph end with the graph. TensorFlow traces a function a second time
+    if it makes variables, even in `tf.init_scope`
     (tensorflow/python/eager/polymorphic_function/polymorphic_function.py,
     `_initialize`).
     """

@@ -48,12 +48,6 @@ class Batch(NamedTuple):
     # Not None, which a `tf.data.Dataset` and `tf.nest` take for a component.
     state_size: tf.Tensor | tuple[()] = ()
 
-    @property
-    def state_weight(self) -> tf.Tensor:
-        """Returns the fraction that this shard contributes to new layer state."""
-        is_global = isinstance(self.state_size, tuple)
-        return self.num_rows / (self.global_size if is_global else self.state_size)
-
 
 class ReplicaOutputs(NamedTuple):
     """Replica outputs for one update. Summation is the only reduction.

@@ -23,7 +23,7 @@ _REMEDIES = {
 def disk_error(error: BaseException) -> str | None:
     """Returns the system's description of a disk error; None for any other error."""
     if isinstance(error, OSError):
-        # Not only files can be denied, but only files have names.
+        # Other resources can be denied as well; only errors about files have a name.
         is_other = error.errno in DENIALS and error.filename is None
         if error.errno not in _REMEDIES or is_other:
             return None
@@ -46,7 +46,7 @@ def remedy_of(words: str) -> str:
 
 
 class WriteErrorReporter:
-    """Period of failing writes, with one line at its start and one at its end."""
+    """Reporter of failing writes: a warning at the first one, a line at recovery."""
 
     def __init__(
         self,

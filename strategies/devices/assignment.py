@@ -53,12 +53,12 @@ def take_devices(
     # the visible GPUs from zero, and so do the names that are returned.
     if choice.num_devices:
         _show_only(gpus)
+        # There are fewer with --soft_placement.
+        wanted = len(gpus)
     if not gpus:
-        wanted = wanted or choice.num_devices or wanted_without_gpu
-        is_chosen = choice.num_devices == wanted
-        return logical_cpus(
-            wanted, asked_for=str(choice) if is_chosen else f"{setting}={wanted}"
-        )
+        wanted = choice.num_devices or wanted or wanted_without_gpu
+        asked_for = str(choice) if choice.num_devices else f"{setting}={wanted}"
+        return logical_cpus(wanted, asked_for)
     wanted = wanted or len(gpus)
     if wanted > len(gpus):
         raise UsageError(
@@ -156,12 +156,6 @@ def check_one_replica() -> None:
         )
 
 
-def require_gpus(setting: str, instead: str) -> None:
-    """Raises UsageError, with the flag to give instead, if TensorFlow finds no GPU."""
-    if not tf.config.list_physical_devices("GPU"):
-        raise UsageError(f"{setting} needs GPUs and none was found: use {instead}.")
-
-
 def logical_cpus(wanted: int, asked_for: str = "") -> list[str]:
     """Returns the names of the CPU's logical devices, and splits the CPU if needed.
 
@@ -241,7 +235,7 @@ def name_of(device: str) -> str:
     if spec.device_type != "GPU":
         return name
     number = gpu_number(tf.config.get_visible_devices("GPU")[spec.device_index])
-    return name + f" (gpu:{number})" * (number != spec.device_index)
+    return name if number == spec.device_index else f"{name} (gpu:{number})"
 
 
 @functools.cache

@@ -21,18 +21,15 @@ from strategies.common.types import (
 from strategies.gradient_compression.choice import Compression
 from strategies.gradient_compression.error_feedback import ReplicaErrors
 from strategies.gradient_compression.methods import method_for
+from strategies.inner_loop.all_reduce import all_reduce_packed
 from strategies.inner_loop.reduction import (
     bytes_of,
+    with_finite_checks_of_sum,
     with_gradients,
-    with_own_totals,
-    with_totals_of_sum,
+    with_own_finite_checks,
 )
-from strategies.inner_loop.replicated import (
-    OwnShard,
-    all_reduce_packed,
-    compile_replicated,
-)
-from strategies.inner_loop.results import OWN_TOTALS, is_finite
+from strategies.inner_loop.replicated import OwnShard, compile_replicated
+from strategies.inner_loop.results import OWN_FINITE_CHECKS, is_finite
 
 
 class CompressedSum(UpdateExchange):
@@ -107,13 +104,14 @@ class CompressedSum(UpdateExchange):
         # Error feedback: what earlier steps have not sent goes with this gradient.
         values = [gradients[index] + own[0] for index, own in places]
         indices = [index for index, _ in places]
-        others = with_own_totals(outputs, dict(zip(indices, values, strict=True)))
+        whole = dict(zip(indices, values, strict=True))
+        others = with_own_finite_checks(outputs, whole)
         others = with_gradients(others, dict.fromkeys(indices))
         # Read before the assignments below, which the same graph has.
         state = [[tf.identity(v) for v in own[1:]] for _, own in places]
         reduced = self._method.reduce(context, values, state, others)
         sums = dict(zip(indices, reduced.sums, strict=True))
-        summed = with_totals_of_sum(with_gradients(reduced.others, sums))
+        summed = with_finite_checks_of_sum(with_gradients(reduced.others, sums))
 
         # The update is skipped by the same condition (`inner_loop.step.run_step`): the
         # errors of a skipped step may not be finite.
@@ -127,6 +125,6 @@ class CompressedSum(UpdateExchange):
             self._errors.mark_as_current()
             return tf.constant(True)
 
-        applied = is_finite(summed.sums, summed.sums[OWN_TOTALS])
+        applied = is_finite(summed.sums, summed.sums[OWN_FINITE_CHECKS])
         tf.cond(applied, keep, lambda: tf.constant(False), name="keep_errors")
         return summed

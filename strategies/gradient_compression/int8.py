@@ -17,7 +17,7 @@ from strategies.gradient_compression.method import (
     gather_vectors,
     wide_type,
 )
-from strategies.inner_loop.replicated import all_reduce_packed
+from strategies.inner_loop.all_reduce import all_reduce_packed
 
 # A scale of 4 bytes for 256 numbers adds 1.6 % to the bytes. Smaller tensors are sent
 # as they are.

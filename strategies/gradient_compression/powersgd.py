@@ -19,7 +19,7 @@ from strategies.gradient_compression.method import (
     Reduced,
     wide_type,
 )
-from strategies.inner_loop.replicated import all_reduce_packed, sum_by_type
+from strategies.inner_loop.all_reduce import all_reduce_packed, sum_by_type
 
 
 class PowerSgd(Method):

@@ -19,7 +19,7 @@ from strategies.gradient_compression.method import (
     gather_vectors,
     wide_type,
 )
-from strategies.inner_loop.replicated import all_reduce_packed
+from strategies.inner_loop.all_reduce import all_reduce_packed
 
 _POSITION_BYTES = 4
 

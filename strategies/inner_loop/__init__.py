@@ -1,1 +1,1 @@
-"""Training loop that runs many steps inside the TensorFlow runtime."""
+"""Loop over steps inside the TensorFlow runtime."""

@@ -29,8 +29,8 @@ from strategies.common.types import (
 )
 from strategies.inner_loop.input import IndexedInput
 from strategies.inner_loop.loop import InnerLoop
-from strategies.inner_loop.results import STALENESS
-from strategies.inner_loop.staleness import changes_of, joined
+from strategies.inner_loop.results import STALENESS, join_results
+from strategies.inner_loop.staleness import changes_of
 from strategies.inner_loop.step import Step
 
 # Number of pieces of a call for each tower. With few long pieces all towers would wait
@@ -74,7 +74,6 @@ class AsynchronousTowers:
         replica_step: ReplicaFunction,
         update: Update | None,
     ):
-        """Traces nothing and starts no thread yet."""
         self._towers = [
             _Tower(device, parameter_device, replica_step, update) for device in devices
         ]
@@ -129,20 +128,20 @@ class _Tower:
         )
         self.loop = InnerLoop(step, replica_step, update)
 
-    def trace(self, feed: TowerInput) -> tf.Graph:
-        return self.loop.trace(self._input(feed, feed.next_step))
+    def trace(self, tower_input: TowerInput) -> tf.Graph:
+        return self.loop.trace(self._input(tower_input, tower_input.next_step))
 
     def run(
-        self, feed: TowerInput, piece: _Piece, local_flags: SyncedFlags
+        self, tower_input: TowerInput, piece: _Piece, local_flags: SyncedFlags
     ) -> StepResults:
-        steps = self._input(feed, piece.first_step)
+        steps = self._input(tower_input, piece.first_step)
         return self.loop(steps, piece.num_steps, piece.observe, local_flags).fetch()
 
-    def _input(self, feed: TowerInput, first_step: int) -> tuple[Any, tf.Tensor]:
+    def _input(self, tower_input: TowerInput, first_step: int) -> tuple[Any, tf.Tensor]:
         # The loop is traced with the first input. Later inputs read batches in the same
         # way, and `cached_data` is an argument of the traced function.
-        self._batches = self._batches or feed.batches
-        return feed.cached_data, tf.constant(first_step, tf.int64)
+        self._batches = self._batches or tower_input.batches
+        return tower_input.cached_data, tf.constant(first_step, tf.int64)
 
     def _batch_at(self, steps: tuple[Any, tf.Tensor], index: tf.Tensor) -> Batch:
         if self._batches is None:
@@ -186,7 +185,7 @@ class _RunningSteps:
     def __init__(
         self,
         towers: Sequence[_Tower],
-        feed: TowerInput,
+        tower_input: TowerInput,
         pieces: Sequence[_Piece],
         local_flags: SyncedFlags,
     ):
@@ -194,8 +193,8 @@ class _RunningSteps:
 
         The threads end after the last piece, or once a piece ends early.
         """
-        self._feed = feed
-        self._proposed = local_flags
+        self._input = tower_input
+        self._local_flags = local_flags
         # Reversed, because `pop` takes the last.
         self._remaining = list(reversed(pieces))
         self._lock = threading.Lock()
@@ -217,12 +216,12 @@ class _RunningSteps:
         ordered = sorted(self._done, key=lambda done: done[0])
         parts = [results for _, _, results in ordered]
         names = [f"tower-{index}" for _, index, _ in ordered]
-        return joined(parts, names, len(self._threads))
+        return join_results(parts, names, len(self._threads))
 
     def _work(self, index: int, tower: _Tower) -> None:
         try:
             while (piece := self._take()) is not None:
-                results = tower.run(self._feed, piece, self._proposed)
+                results = tower.run(self._input, piece, self._local_flags)
                 with self._lock:
                     self._done.append((piece.first_step, index, results))
                     # A value was not finite: no tower starts another piece.

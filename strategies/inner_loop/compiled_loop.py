@@ -24,7 +24,7 @@ from strategies.common.types import (
     SpanShape,
     Update,
 )
-from strategies.inner_loop.input import Steps, TimedBatch, steps_of_span
+from strategies.inner_loop.input import Steps, TimedSpan, steps_of_span
 from strategies.inner_loop.loop import InnerLoop, LoopState
 from strategies.inner_loop.results import START, WAIT
 from strategies.inner_loop.step import Step, run_step
@@ -54,7 +54,7 @@ class CompiledLoop(InnerLoop):
     ) -> Steps:
         steps = super()._steps(num_steps, observe, local_flags)
 
-        def run_span(taken: TimedBatch, state: Sequence[Any]) -> LoopState:
+        def run_span(taken: TimedSpan, state: Sequence[Any]) -> LoopState:
             def compiled() -> LoopState:
                 return self._run_span(
                     taken, LoopState(*state), num_steps, observe, local_flags
@@ -62,9 +62,8 @@ class CompiledLoop(InnerLoop):
 
             if not self._span_shape.has_smaller_batches:
                 return compiled()
-            span, _ = taken.batch
             return tf.cond(
-                tf.equal(tf.shape(span.indices)[1], self._span_shape.num_rows),
+                tf.equal(tf.shape(taken.batches.indices)[1], self._span_shape.num_rows),
                 compiled,
                 lambda: LoopState(*steps_of_span(taken, steps, state)),
                 name="whole_batches",
@@ -74,25 +73,25 @@ class CompiledLoop(InnerLoop):
 
     def _run_span(
         self,
-        taken: TimedBatch,
+        taken: TimedSpan,
         state: LoopState,
         num_steps: tf.Tensor,
         observe: tf.Tensor,
         local_flags: tf.Tensor,
     ) -> LoopState:
         """Runs the rest of a span, or fewer steps if the call ends before."""
-        span, position = taken.batch
+        span, position = taken.batches, taken.position
         left = num_steps - state.attempted
         count = tf.minimum(left, tf.shape(span.step)[0] - position)
-        # Otherwise the clock of the wait may be read when the program has ended. A
-        # tensor of this graph: nothing in a branch waits for one outside of it.
+        # Without this the runtime may read the clock when the program has ended. The
+        # identity is of this branch, whose operations wait for no tensor outside of it.
         with tf.control_dependencies([tf.identity(taken.wait)]):
-            done, finite, figures, gradients = self._compiled(
+            done, finite, metrics, gradients = self._compiled(
                 _padded(span, self._span_shape), position, count, local_flags
             )
         with tf.control_dependencies([done]):
             stop = tf.timestamp()
-        figures = figures[:done] + self._clock(taken, stop, done)
+        metrics = metrics[:done] + self._clock(taken, stop, done)
         # Outside of the program: XLA has no histograms. Only the last step of a call is
         # observed.
         summed = ReplicaOutputs(gradients=gradients, state={}, sums={})
@@ -100,11 +99,11 @@ class CompiledLoop(InnerLoop):
         return LoopState(
             attempted=state.attempted + done,
             finite=finite,
-            figures=state.figures.scatter(state.attempted + tf.range(done), figures),
+            metrics=state.metrics.scatter(state.attempted + tf.range(done), metrics),
             details=self._observe(summed, level, state.details),
         )
 
-    def _clock(self, taken: TimedBatch, stop: tf.Tensor, done: tf.Tensor) -> tf.Tensor:
+    def _clock(self, taken: TimedSpan, stop: tf.Tensor, done: tf.Tensor) -> tf.Tensor:
         """Returns the start and the wait of each step in the columns of both.
 
         Args:
@@ -113,13 +112,13 @@ class CompiledLoop(InnerLoop):
           done: Number of steps.
 
         Returns:
-          float64 [done, length of a step's figures], zero in all other columns.
+          float64 [done, length of a step's metrics], zero in all other columns.
         """
         steps = tf.range(tf.cast(done, tf.float64), dtype=tf.float64)
         each = (stop - taken.start - taken.wait) / tf.cast(done, tf.float64)
         is_first = tf.cast(tf.equal(steps, 0), tf.float64)
         starts = taken.start + (1 - is_first) * (taken.wait + steps * each)
-        return self._figures.columns({START: starts, WAIT: is_first * taken.wait})
+        return self._metrics.columns({START: starts, WAIT: is_first * taken.wait})
 
     @functools.cached_property
     def _compiled(self) -> Any:
@@ -137,11 +136,11 @@ class CompiledLoop(InnerLoop):
           local_flags: Values of this process's `SyncedFlags`, float64 [fields].
 
         Returns:
-          Number of steps that were computed; whether the loop may go on; the figures of
+          Number of steps that were computed; whether the loop may go on; the metrics of
           each step, float64 [steps, length]; the summed gradients of the last step.
         """
 
-        def run(index: tf.Tensor) -> _StepResults:
+        def run(index: tf.Tensor) -> _CompiledStep:
             # XLA would compile a slice anew for every position.
             batch = tf.nest.map_structure(
                 lambda rows: tf.gather(rows, position + index), span
@@ -161,10 +160,10 @@ class CompiledLoop(InnerLoop):
                 keep_gradients,
             )
             clock = dict.fromkeys((START, WAIT), tf.zeros([], tf.float64))
-            return _StepResults(
+            return _CompiledStep(
                 num_done=tf.cast(outputs.num_done, tf.int32),
                 finite=outputs.finite,
-                figures=self._figures.pack({**outputs.metrics, **clock}),
+                metrics=self._metrics.pack({**outputs.metrics, **clock}),
                 gradients=gradients,
             )
 
@@ -174,7 +173,7 @@ class CompiledLoop(InnerLoop):
         )
         one = step.structured_outputs
         rows = tf.TensorArray(
-            tf.float64, self._span_shape.num_steps, element_shape=one.figures.shape
+            tf.float64, self._span_shape.num_steps, element_shape=one.metrics.shape
         )
         nothing = tf.nest.map_structure(
             lambda tensor: tf.zeros(tensor.shape, tensor.dtype), one.gradients
@@ -185,7 +184,7 @@ class CompiledLoop(InnerLoop):
         ) -> tuple[Any, ...]:
             del finite, earlier
             results = step(index)
-            rows = rows.write(index, results.figures)
+            rows = rows.write(index, results.metrics)
             return index + results.num_done, results.finite, rows, results.gradients
 
         done, finite, rows, gradients = tf.while_loop(
@@ -204,8 +203,8 @@ def _apply_if(
 ) -> None:
     """Applies an update by `Step.apply` if a bool scalar is true, without a branch.
 
-    XLA copies every variable once a step that comes out of a branch, a tenth of a step
-    of a 784-512-512-10 network. It makes a choice between two values a part of the
+    XLA copies each variable that a branch changes, in every step: a tenth of the time
+    of a step of a 784-512-512-10 network. It fuses a choice between two values with the
     operation that computes the new one.
     """
     variables = update.variables()
@@ -215,12 +214,12 @@ def _apply_if(
         variable.assign(tf.where(finite, variable, value))
 
 
-class _StepResults(NamedTuple):
-    """Results of one compiled step: its figures, and the summed gradients."""
+class _CompiledStep(NamedTuple):
+    """Results of one compiled step: its metrics, and the summed gradients."""
 
     num_done: tf.Tensor
     finite: tf.Tensor
-    figures: tf.Tensor
+    metrics: tf.Tensor
     gradients: list[Any]
 
 

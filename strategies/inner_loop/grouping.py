@@ -45,7 +45,9 @@ def grouped(
 
 
 def size_with_parts_for_all(size: int, element_bytes: int, num_replicas: int) -> int:
-    """Returns the next size of which every replica has a part in a sum around a ring.
+    """Returns the smallest size, from `size` on, that gives each replica a part.
+
+    A ring all-reduce divides the elements among the replicas.
 
     A replica whose part is empty only sends, and TensorFlow 2.21 notices a dead peer
     only while it receives: the others waited up to 7 s for the peer's heartbeat, and
@@ -70,14 +72,14 @@ def size_with_parts_for_all(size: int, element_bytes: int, num_replicas: int) ->
 
 
 def compute_in_order(buffers: Sequence[tf.Tensor]) -> None:
-    """Makes each buffer ready before what only later buffers need is computed.
+    """Computes each buffer before the operations that only later buffers need.
 
-    Of the operations that become ready at once, an executor with one thread continues
-    with one and puts the others aside; it takes up last what it put aside first. Which
-    one it continues with differs from start to start. If it was the gradient of the
-    layer before, the first buffer was ready after all others, and nothing was left to
-    compute while it was sent. At 1 Gbit/s two workers of one core each trained a
-    convnet of 2.2 MB at 2,500 to 2,900 or at 3,600 to 3,900 examples a second.
+    If several operations become ready at once, an executor with one thread runs one of
+    them and stacks the others: the first on the stack is the last to run. The choice
+    differs from start to start. If it ran the gradient of the layer before, the first
+    buffer was ready last, and no computation was left to overlap with its sending. At
+    1 Gbit/s two workers of one core each trained a convnet of 2.2 MB at 2,500 to 2,900
+    or at 3,600 to 3,900 examples a second.
 
     The buffer is sent before the executor continues if an operation without cost lies
     in between. Cheap operations are run at once and put the others aside

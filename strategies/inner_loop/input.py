@@ -28,6 +28,22 @@ class TimedBatch(NamedTuple):
     wait: tf.Tensor
 
 
+class TimedSpan(NamedTuple):
+    """Rest of a span, with the times of its first step.
+
+    Attributes:
+      batches: Batches of all steps of the span, each tensor [steps, ...].
+      position: Position of the next step in the span, int32.
+      start: Time of the request, float64 seconds.
+      wait: Duration from the request to the arrival, float64 seconds.
+    """
+
+    batches: Any
+    position: tf.Tensor
+    start: tf.Tensor
+    wait: tf.Tensor
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Steps:
     """Parts of a call's steps, from which a `StepInput` makes a loop.
@@ -46,7 +62,7 @@ class Steps:
     shapes: Sequence[Any]
     proceed: Callable[..., tf.Tensor]
     run: Callable[[Sequence[Any], TimedBatch], Sequence[Any]]
-    run_span: Callable[[TimedBatch, Sequence[Any]], Sequence[Any]] | None = None
+    run_span: Callable[[TimedSpan, Sequence[Any]], Sequence[Any]] | None = None
 
 
 class StepInput(Protocol):
@@ -180,7 +196,7 @@ class PrefetchedChunks:
         iterator, left = arguments
 
         def body(left: _InputState, ended: tf.Tensor, *state: Any) -> Sequence[Any]:
-            # The clock that is read before a loop may be read after one inside of it.
+            # Otherwise the runtime may read this clock after those of the inner loop.
             with tf.control_dependencies([ended, *tf.nest.flatten(left)]):
                 wait = tf.timestamp() - ended
             span, position, upcoming = left
@@ -190,7 +206,7 @@ class PrefetchedChunks:
             )
             # This depends on no step, so that it runs in parallel with the steps.
             upcoming = tf.cond(is_over, lambda: next(iterator), lambda: upcoming)
-            taken = TimedBatch((span, position), ended, wait)
+            taken = TimedSpan(span, position, ended, wait)
             if steps.run_span is None:
                 after = steps_of_span(taken, steps, state)
             else:
@@ -219,12 +235,10 @@ class PrefetchedChunks:
         batches.left = left
 
 
-def steps_of_span(
-    span: TimedBatch, steps: Steps, state: Sequence[Any]
-) -> Sequence[Any]:
+def steps_of_span(span: TimedSpan, steps: Steps, state: Sequence[Any]) -> Sequence[Any]:
     """Runs the rest of a span, or fewer steps if the call ends before."""
     # state[0] counts the steps of the whole call, of which `begin` precede this span.
-    batches, position = span.batch
+    batches, position = span.batches, span.position
     begin, stop = state[0], state[0] + _num_steps(batches) - position
 
     def proceed(*inner: Any) -> tf.Tensor:

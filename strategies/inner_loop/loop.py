@@ -30,28 +30,24 @@ from strategies.inner_loop.results import (
     Packing,
     step_results,
 )
-from strategies.inner_loop.step import Step, apart, run_step
+from strategies.inner_loop.step import Step, not_inlined, run_step
 
 
 class InnerLoop:
     """Loop of steps inside one `tf.function`. Satisfies `LoopFunction`.
 
     The loop ends without an update if the loss of a step, a gradient or new layer state
-    is not finite. Without updates, as in evaluation, it runs all steps.
+    is not finite. Without updates, as in evaluation, it runs all steps and only sums.
     """
 
     def __init__(
         self, step: Step, replica_step: ReplicaFunction, update: Update | None
     ):
-        """Combines a strategy's step with the computation of a model.
-
-        Without an update, as in evaluation, it only sums.
-        """
         self._step = step
         self._replica_step = replica_step
         self._update = update
         self._times_phases = update is not None and update.times_phases
-        self._figures = Packing()
+        self._metrics = Packing()
         self._details = Packing()
         self._function: Any = None
         # Specification of the input, if it is the same for all calls.
@@ -113,14 +109,14 @@ class InnerLoop:
 
     def results(self, outputs: Sequence[Any]) -> StepResults:
         """Returns the results of one call, from the outputs of the function."""
-        # `figures` has a row for each requested step; the loop may have ended earlier.
-        attempted, finite, figures, stop, packed, norm = map(np.asarray, outputs)
+        # `metrics` has a row for each requested step; the loop may have ended earlier.
+        attempted, finite, metrics, stop, packed, norm = map(np.asarray, outputs)
         details = {}
         # Empty if the observed step was not reached.
         if packed.size:
             details = {**self._details.unpack(packed), "weight_norm": norm}
         return step_results(
-            self._figures.unpack(figures[:attempted]),
+            self._metrics.unpack(metrics[:attempted]),
             applied_steps=int(attempted) - int(not finite),
             stop=float(stop.flat[-1]),
             last_ended=float(stop.flat[0]),
@@ -148,8 +144,8 @@ class InnerLoop:
         if self._times_phases and ended is not None:
             stop = tf.stack([ended, stop])
         norm = self._weight_norm(observe)
-        figures = state.figures.stack()
-        outputs = state.attempted, state.finite, figures, stop, state.details, norm
+        metrics = state.metrics.stack()
+        outputs = state.attempted, state.finite, metrics, stop, state.details, norm
         return outputs, left
 
     def _steps(
@@ -163,8 +159,8 @@ class InnerLoop:
           local_flags: Values of this process's `SyncedFlags`, float64 [fields].
         """
 
-        def proceed(*state: Any) -> tf.Tensor:
-            return LoopState(*state).finite & (LoopState(*state).attempted < num_steps)
+        def proceed(attempted: tf.Tensor, finite: tf.Tensor, *_: Any) -> tf.Tensor:
+            return finite & (attempted < num_steps)
 
         def run(loop_state: Sequence[Any], taken: TimedBatch) -> LoopState:
             state = LoopState(*loop_state)
@@ -173,8 +169,8 @@ class InnerLoop:
             level = tf.where(is_last, observe, 0)
             batch = taken.batch
             if self._times_phases:
-                # The runtime may read a clock that nothing waits for at any time. Rows
-                # wait for it, and few other operations, each of which takes time.
+                # The runtime may read a clock at any time if no operation depends on
+                # it. Only tensors with rows do, because each identity takes time.
                 with tf.control_dependencies([taken.start, taken.wait]):
                     batch = tf.nest.map_structure(
                         lambda value: tf.identity(value) if value.shape.rank else value,
@@ -189,13 +185,13 @@ class InnerLoop:
                 lambda summed: self._observe(summed, level, state.details),
             )
             clock = {START: taken.start, WAIT: taken.wait}
-            packed = self._figures.pack({**outputs.metrics, **clock})
-            # A batch that is computed again has the same position, so that its figures
+            packed = self._metrics.pack({**outputs.metrics, **clock})
+            # A batch that is computed again has the same position, so that its metrics
             # are written over these.
             return LoopState(
                 attempted=state.attempted + outputs.num_done,
                 finite=outputs.finite,
-                figures=state.figures.write(state.attempted, packed),
+                metrics=state.metrics.write(state.attempted, packed),
                 details=outputs.details,
             )
 
@@ -213,7 +209,7 @@ class InnerLoop:
         update = self._update
         if update is None:
             return details
-        describe = apart(
+        describe = not_inlined(
             lambda outputs, with_histograms: self._details.pack(
                 update.observe(outputs, with_histograms)
             )
@@ -223,7 +219,7 @@ class InnerLoop:
             level >= int(SummaryLevel.NORMS),
             lambda: describe(self._step.whole(summed), with_histograms),
             lambda: details,
-            name="look",
+            name="observe",
         )
 
     def _weight_norm(self, observe: tf.Tensor) -> tf.Tensor:
@@ -246,7 +242,7 @@ class LoopState(NamedTuple):
 
     attempted: tf.Tensor
     finite: tf.Tensor
-    figures: tf.TensorArray
+    metrics: tf.TensorArray
     details: tf.Tensor
 
 
@@ -255,7 +251,7 @@ class LoopState(NamedTuple):
 _SHAPES = LoopState(
     attempted=tf.TensorShape([]),
     finite=tf.TensorShape([]),
-    figures=tf.TensorShape(None),
+    metrics=tf.TensorShape(None),
     details=tf.TensorShape([None]),
 )
 
@@ -264,7 +260,7 @@ def _initial(num_steps: tf.Tensor) -> LoopState:
     return LoopState(
         attempted=tf.constant(0),
         finite=tf.constant(True),
-        figures=tf.TensorArray(tf.float64, num_steps, element_shape=[None]),
+        metrics=tf.TensorArray(tf.float64, num_steps, element_shape=[None]),
         details=tf.zeros([0], tf.float64),
     )
 

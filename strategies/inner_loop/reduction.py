@@ -8,11 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.common.types import ReplicaOutputs
-from strategies.inner_loop.results import OWN_TOTALS
+from strategies.inner_loop.results import OWN_FINITE_CHECKS
 
 
-def all_reduce_gradients(parts: Sequence[ReplicaOutputs]) -> ReplicaOutputs:
-    """Returns the sum of the replica outputs of one global batch, on one device."""
+def sum_outputs(parts: Sequence[ReplicaOutputs]) -> ReplicaOutputs:
+    """Returns the sum of replica outputs, entry by entry."""
     return ReplicaOutputs(
         gradients=[
             sum_gradients(gradients)
@@ -93,20 +93,20 @@ def clipped(gradients: Sequence[Any], norm: tf.Tensor, largest: float) -> list[A
     return [scaled(gradient, factor) for gradient in gradients]
 
 
-def totals(outputs: ReplicaOutputs) -> tf.Tensor:
-    """Returns the sum of each gradient, then of each tensor of layer state, float64.
+def finite_checks(outputs: ReplicaOutputs) -> tf.Tensor:
+    """Returns a number for each gradient, then for each tensor of layer state, float64.
 
-    A sum is not finite if one of its numbers is not finite, or if the numbers are so
-    large that their sum overflows their type. Integer tensors and missing gradients
-    have the sum zero.
+    The number is the tensor's sum, which is not finite if an element is not finite or
+    if the sum overflows its type. It is zero for integers and missing gradients.
     """
     # A sum reads a tensor once, on its device, and makes no tensor of the same size, as
     # `tf.math.is_finite` would.
     values = [*outputs.gradients, *tf.nest.flatten(outputs.state)]
-    return tf.stack([_total(value) for value in values] or tf.zeros([0], tf.float64))
+    checks = [_finite_check(value) for value in values]
+    return tf.stack(checks or tf.zeros([0], tf.float64))
 
 
-def _total(value: Any) -> tf.Tensor:
+def _finite_check(value: Any) -> tf.Tensor:
     if isinstance(value, tf.IndexedSlices):
         value = value.values
     if value is None or not value.dtype.is_floating:
@@ -141,7 +141,7 @@ def with_gradients(
     return outputs._replace(gradients=gradients)
 
 
-def with_own_totals(
+def with_own_finite_checks(
     outputs: ReplicaOutputs, values: Mapping[int, tf.Tensor] | None = None
 ) -> ReplicaOutputs:
     """Returns outputs with a sum that says whether this replica's numbers are finite.
@@ -152,29 +152,27 @@ def with_own_totals(
     """
     # Zero, or NaN if a value is not finite: 0 * inf is NaN. The sum is NaN on every
     # replica then, so that all replicas skip the update.
-    own_totals = 0 * totals(with_gradients(outputs, values or {}))
-    return outputs._replace(sums={**outputs.sums, OWN_TOTALS: own_totals})
+    own = 0 * finite_checks(with_gradients(outputs, values or {}))
+    return outputs._replace(sums={**outputs.sums, OWN_FINITE_CHECKS: own})
 
 
-def with_totals_of_sum(summed: ReplicaOutputs) -> ReplicaOutputs:
-    """Returns summed outputs whose totals cover the sum and all its parts.
+def with_finite_checks_of_sum(summed: ReplicaOutputs) -> ReplicaOutputs:
+    """Returns summed outputs whose finite checks cover the sum and all its parts.
 
     The sum may overflow where no part of it does.
     """
-    changes = summed.sums[OWN_TOTALS] + totals(summed)
-    return summed._replace(sums={**summed.sums, OWN_TOTALS: changes})
+    checks = summed.sums[OWN_FINITE_CHECKS] + finite_checks(summed)
+    return summed._replace(sums={**summed.sums, OWN_FINITE_CHECKS: checks})
 
 
-def mean_of_copies(copies: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the mean of tensors; the mean of equal tensors is exactly their value."""
-    # The sum of three equal numbers may lose the last bit, so that only differences
-    # from the first tensor are summed. The difference of equal infinities is nan.
-    first, *others = (tf.convert_to_tensor(copy) for copy in copies)
-    if not others:
-        return first
-    zeros = tf.zeros_like(first)
-    differences = [tf.where(tf.equal(o, first), zeros, o - first) for o in others]
-    return first + tf.add_n(differences) / len(copies)
+def checks_of_sum(summed: ReplicaOutputs) -> tf.Tensor:
+    """Returns the finite checks of summed outputs, which may carry them as a sum.
+
+    They do where no replica has the whole sum of gradients, or where a part may be
+    infinite and its approximation is not.
+    """
+    carried = summed.sums.get(OWN_FINITE_CHECKS)
+    return finite_checks(summed) if carried is None else carried
 
 
 def bytes_of(

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from strategies.common.types import StepPhases, StepResults, SyncedFlags
 
-# Begins the name of each figure that is no loss or metric and travels with their sums.
+# Begins the name of each value that is no loss or metric and travels with their sums.
 # No metric of a program has such a name.
 INTERNAL = "\0"
 STAGE_BUSY_SECONDS = f"{INTERNAL}stage_busy_seconds/"
@@ -21,9 +21,9 @@ PIPELINE_SECONDS = f"{INTERNAL}pipeline_seconds"
 STALENESS = f"{INTERNAL}staleness"
 # Number of gradients that arrived after their update was applied without them.
 DROPPED_GRADIENTS = f"{INTERNAL}dropped_gradients"
-# Sum over replicas of their `totals`, where replicas keep their own gradients.
-OWN_TOTALS = f"{INTERNAL}own_totals"
-# Index of the first total that is not finite; NOTHING if all totals are finite.
+# Finite checks that replicas send as a sum, where none has the whole sum of gradients.
+OWN_FINITE_CHECKS = f"{INTERNAL}own_finite_checks"
+# Index of the first check that is not finite; NOTHING if all are.
 NOT_FINITE = f"{INTERNAL}not_finite"
 NOTHING = -1
 # Start of a step, by the clock of the task that ran it, and the wait for its batch.
@@ -38,7 +38,7 @@ _AGREED = f"{INTERNAL}agreed/"
 _REPLICAS = _AGREED + "replicas"
 
 
-def proposal(local_flags: tf.Tensor) -> dict[str, tf.Tensor]:
+def flags_as_sums(local_flags: tf.Tensor) -> dict[str, tf.Tensor]:
     """Returns a replica's `SyncedFlags` as sums, with a one to count the replicas."""
     names = [_AGREED + field.name for field in dataclasses.fields(SyncedFlags)]
     values = dict(zip(names, tf.unstack(local_flags), strict=True))
@@ -115,7 +115,7 @@ def in_a_vector(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
 
 
-def is_finite(sums: Mapping[str, tf.Tensor], changes: tf.Tensor) -> tf.Tensor:
+def is_finite(sums: Mapping[str, tf.Tensor], checks: tf.Tensor) -> tf.Tensor:
     """Returns whether the update of a step may be applied, a bool scalar.
 
     A metric may be infinite in a step that trains well, such as a relative error where
@@ -124,14 +124,14 @@ def is_finite(sums: Mapping[str, tf.Tensor], changes: tf.Tensor) -> tf.Tensor:
     Args:
       sums: Sums of the loss and metrics, by name; without a loss for an update of a
         step that another one follows.
-      changes: Total of each gradient and tensor of layer state, float64 vector.
+      checks: Number for each gradient and tensor of layer state, float64 vector.
     """
     losses = [sums["loss"]] if "loss" in sums else []
-    return tf.reduce_all(tf.math.is_finite(in_a_vector([*losses, changes])))
+    return tf.reduce_all(tf.math.is_finite(in_a_vector([*losses, checks])))
 
 
 def step_results(
-    figures: Mapping[str, np.ndarray],
+    metrics: Mapping[str, np.ndarray],
     *,
     applied_steps: int,
     stop: float,
@@ -141,67 +141,119 @@ def step_results(
     """Returns the results of one call of a loop.
 
     Args:
-      figures: Reported values of each step by name, [attempted, ...].
+      metrics: Reported values of each step by name, [attempted, ...].
       applied_steps: Number of steps that changed the weights.
       stop: Time of the end of the call, in seconds.
       last_ended: Time of the end of the last step, in seconds.
       details: Details of the last step; empty if it was not observed.
     """
     # A step ends when the next one starts.
-    ends = np.append(figures[START], stop)
+    ends = np.append(metrics[START], stop)
     is_last = np.arange(len(ends) - 1) == len(ends) - 2
     return StepResults(
         applied_steps=applied_steps,
         sums={
             name: values
-            for name, values in figures.items()
+            for name, values in metrics.items()
             if not name.startswith(INTERNAL)
         },
-        staleness=figures.get(STALENESS),
-        dropped_gradients=figures.get(DROPPED_GRADIENTS),
-        stage_busy_seconds=_by_stage(figures),
-        pipeline_seconds=figures.get(PIPELINE_SECONDS),
-        attempted_steps=len(figures[START]),
-        first_not_finite=_last_or_nothing(figures.get(NOT_FINITE)),
-        agreed=_mean_of_last(figures),
+        staleness=metrics.get(STALENESS),
+        dropped_gradients=metrics.get(DROPPED_GRADIENTS),
+        stage_busy_seconds=_by_stage(metrics),
+        pipeline_seconds=metrics.get(PIPELINE_SECONDS),
+        attempted_steps=len(metrics[START]),
+        first_not_finite=_last_or_nothing(metrics.get(NOT_FINITE)),
+        agreed=_mean_of_last(metrics),
         step_seconds=np.diff(ends),
-        input_seconds=figures[WAIT],
+        input_seconds=metrics[WAIT],
         details=dict(details),
         phases=StepPhases(
             start=ends[:-1],
-            input=figures[WAIT],
+            input=metrics[WAIT],
             prefetch=is_last * (stop - last_ended),
             stop=ends[1:],
-            computed=figures.get(COMPUTED),
-            reduced=figures.get(REDUCED),
-            worker_seconds=figures.get(WORKER_SECONDS),
+            computed=metrics.get(COMPUTED),
+            reduced=metrics.get(REDUCED),
+            worker_seconds=metrics.get(WORKER_SECONDS),
         ),
     )
 
 
-def _by_stage(figures: Mapping[str, np.ndarray]) -> np.ndarray | None:
+def _by_stage(metrics: Mapping[str, np.ndarray]) -> np.ndarray | None:
     """Returns the compute time of each stage, [attempted, stages]; None without any."""
-    num_stages = sum(name.startswith(STAGE_BUSY_SECONDS) for name in figures)
+    num_stages = sum(name.startswith(STAGE_BUSY_SECONDS) for name in metrics)
     if not num_stages:
         return None
     names = [f"{STAGE_BUSY_SECONDS}{index}" for index in range(num_stages)]
-    return np.stack([figures[name] for name in names], axis=1)
+    return np.stack([metrics[name] for name in names], axis=1)
 
 
 def _last_or_nothing(positions: np.ndarray | None) -> int | None:
-    """Returns the index in the last step, or None if all totals were finite."""
+    """Returns the index in the last step, or None if all checks were finite."""
     # Only the last step can have an index: the loop ends with it.
     if positions is None or not len(positions) or positions[-1] == NOTHING:
         return None
     return int(positions[-1])
 
 
-def _mean_of_last(figures: Mapping[str, np.ndarray]) -> SyncedFlags:
+def _mean_of_last(metrics: Mapping[str, np.ndarray]) -> SyncedFlags:
     """Returns the mean over replicas in the last step, equal on every process."""
-    replicas = figures[_REPLICAS][-1:]
+    replicas = metrics[_REPLICAS][-1:]
     if not len(replicas):
         return SyncedFlags()
     names = [field.name for field in dataclasses.fields(SyncedFlags)]
     return SyncedFlags(
-        **{name: float(figures[_AGREED + name][-1] / replicas[0]) for name in names}
+        **{name: float(metrics[_AGREED + name][-1] / replicas[0]) for name in names}
     )
+
+
+def join_results(
+    parts: Sequence[StepResults], workers: Sequence[str], num_side_by_side: int
+) -> StepResults:
+    """Returns the joint results of several ranges of steps, computed in parallel.
+
+    Args:
+      parts: Results in the order of their steps; the last part was observed. A part
+        that ended early, because a value was not finite, is moved to the end: a
+        diverged run ends there.
+      workers: Name of the worker that computed each part.
+      num_side_by_side: Number of workers. The time between two updates is the duration
+        of a step divided by this number.
+    """
+    # Before the sort, which may move another part to the end.
+    details = parts[-1].details
+    done = sorted(zip(parts, workers, strict=True), key=lambda d: _ended_early(d[0]))
+    parts, workers = zip(*done, strict=True)
+    last = parts[-1]
+    return StepResults(
+        applied_steps=sum(part.applied_steps for part in parts),
+        sums={n: _concatenated([p.sums[n] for p in parts]) for n in last.sums},
+        step_seconds=_concatenated([p.step_seconds for p in parts]) / num_side_by_side,
+        input_seconds=_concatenated([p.input_seconds for p in parts])
+        / num_side_by_side,
+        details=details,
+        agreed=last.agreed,
+        attempted_steps=sum(part.attempted_steps for part in parts),
+        staleness=_concatenated([part.staleness for part in parts]),
+        workers=np.repeat(workers, [part.attempted_steps for part in parts]),
+        first_not_finite=last.first_not_finite,
+        phases=_joined_phases([part.phases for part in parts]),
+    )
+
+
+def _joined_phases(parts: Sequence[StepPhases | None]) -> StepPhases | None:
+    """Returns the times of all parts; None if a part has lost its times."""
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    return StepPhases(*map(_concatenated, zip(*known, strict=True)))
+
+
+def _concatenated(arrays: Sequence[Any]) -> Any:
+    """Returns the arrays of all parts, one behind the other; None if there are none."""
+    return None if arrays[0] is None else np.concatenate(arrays)
+
+
+def _ended_early(results: StepResults) -> bool:
+    """Returns whether the last step was not applied, because a value was not finite."""
+    return results.applied_steps < results.attempted_steps

@@ -77,9 +77,9 @@ def take_micro_batch(
     return part._replace(replica=batch.replica * most + part.replica)
 
 
-def row_weights(batch: Batch, of_rows: tf.Tensor) -> tf.Tensor:
+def row_weights(batch: Batch, values: tf.Tensor) -> tf.Tensor:
     """Returns 1 for rows that count and 0 for the additional row of an empty shard."""
     # Not the length of `batch.indices`: only steps that draw random numbers need the
     # indices, so that other steps do not send them to the device.
-    rows = tf.range(tf.size(of_rows, out_type=tf.int64))
-    return tf.cast(rows < batch.num_rows, of_rows.dtype)
+    rows = tf.range(tf.size(values, out_type=tf.int64))
+    return tf.cast(rows < batch.num_rows, values.dtype)

@@ -10,23 +10,16 @@ import tensorflow as tf
 
 from strategies.common.private_apis.collectives import gather_by_key
 
-# How many rows are sent: never less, and at most an eighth more than there are. Each
-# number has a key of its own, so that there are no more keys than numbers here.
-_ROWS_ON_THE_WIRE = np.array(
-    sorted(
-        {
-            max((8 + eighth) << octave >> 3, 1)
-            for octave in range(28)
-            for eighth in range(8)
-        }
-    ),
-    np.int32,
-)
+# Numbers of rows that are sent: never fewer, and at most an eighth more than there are.
+# Each number has a separate key, so that there are no more keys than numbers here.
+_ROWS_ON_THE_WIRE = np.unique(
+    [2**octave * (8 + eighth) // 8 for octave in range(28) for eighth in range(8)]
+).astype(np.int32)
 _FIRST_KEY = 1 << 30
-# Kinds of gathered tensors, in the order in which they are first traced. TensorFlow
-# keeps the shape of a key until the process ends, and a program may train several
-# models. All workers trace the same functions, so that the order is the same on each.
-_kinds: list[Hashable] = []
+# First key of each kind of gathered tensors, in the order in which they are traced.
+# TensorFlow keeps the shape of a key until the process ends, and a program may train
+# several models. All workers trace the same functions, and so have the same order.
+_first_keys: dict[Hashable, int] = {}
 
 
 def _first_key(kind: Hashable) -> int:
@@ -35,9 +28,8 @@ def _first_key(kind: Hashable) -> int:
     Args:
       kind: Properties of the tensors, all of them but the number of rows.
     """
-    if kind not in _kinds:
-        _kinds.append(kind)
-    return _FIRST_KEY + _kinds.index(kind) * len(_ROWS_ON_THE_WIRE)
+    key = _FIRST_KEY + len(_first_keys) * len(_ROWS_ON_THE_WIRE)
+    return _first_keys.setdefault(kind, key)
 
 
 def sum_sparse(

@@ -10,13 +10,11 @@ staleness may be one too high, and never too low.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
-import numpy as np
 import tensorflow as tf
 
 from strategies.common.private_apis.graphs import run_after
-from strategies.common.types import StepPhases, StepResults
 
 
 def changes_of(apply: Callable[[], None]) -> tf.Operation:
@@ -54,57 +52,3 @@ def _takes_variable(operation: tf.Operation) -> bool:
 
 
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
-
-
-def joined(
-    parts: Sequence[StepResults], workers: Sequence[str], num_side_by_side: int
-) -> StepResults:
-    """Returns the joint results of several ranges of steps, computed in parallel.
-
-    Args:
-      parts: Results in the order of their steps; the last part was observed. A part
-        that ended early, because a value was not finite, is moved to the end: a
-        diverged run ends there.
-      workers: Name of the worker that computed each part.
-      num_side_by_side: Number of workers. The time between two updates is the duration
-        of a step divided by this number.
-    """
-    # Before the sort, which may move another part to the end.
-    details = parts[-1].details
-    done = sorted(zip(parts, workers, strict=True), key=lambda d: _ended_early(d[0]))
-    parts, workers = zip(*done, strict=True)
-    last = parts[-1]
-    return StepResults(
-        applied_steps=sum(part.applied_steps for part in parts),
-        sums={n: np.concatenate([p.sums[n] for p in parts]) for n in last.sums},
-        step_seconds=np.concatenate([p.step_seconds for p in parts]) / num_side_by_side,
-        input_seconds=np.concatenate([p.input_seconds for p in parts])
-        / num_side_by_side,
-        details=details,
-        agreed=last.agreed,
-        attempted_steps=sum(part.attempted_steps for part in parts),
-        staleness=None
-        if last.staleness is None
-        else np.concatenate([p.staleness for p in parts]),
-        workers=np.repeat(workers, [part.attempted_steps for part in parts]),
-        first_not_finite=last.first_not_finite,
-        phases=_joined_phases([part.phases for part in parts]),
-    )
-
-
-def _joined_phases(parts: Sequence[StepPhases | None]) -> StepPhases | None:
-    """Returns the times of all parts; None if a part has lost its times."""
-    known = [part for part in parts if part is not None]
-    if len(known) < len(parts):
-        return None
-    return StepPhases(
-        *(
-            None if values[0] is None else np.concatenate(values)
-            for values in zip(*known, strict=True)
-        )
-    )
-
-
-def _ended_early(results: StepResults) -> bool:
-    """Returns whether the last step was not applied, because a value was not finite."""
-    return results.applied_steps < results.attempted_steps

@@ -10,25 +10,24 @@ import tensorflow as tf
 
 from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs, Update
 from strategies.inner_loop.input import PrefetchedChunks, StepInput
-from strategies.inner_loop.reduction import totals
+from strategies.inner_loop.reduction import checks_of_sum
 from strategies.inner_loop.results import (
     COMPUTED,
     NOT_FINITE,
     NOTHING,
-    OWN_TOTALS,
+    OWN_FINITE_CHECKS,
     REDUCED,
+    flags_as_sums,
     is_finite,
-    proposal,
     time_of,
 )
 from strategies.inner_loop.totals import totals_of
 from strategies.inner_loop.updates_in_turn import apply_earlier
 
 
-def _apply(update: Update, outputs: ReplicaOutputs) -> dict[str, tf.Tensor]:
+def _apply(update: Update, outputs: ReplicaOutputs) -> None:
     update.apply(outputs)
     update.increment_step()
-    return {}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class Step:
       all_reduce_gradients: Function that runs a replica step on every replica and sums
         the replica outputs.
       apply: Function that runs the update on the sum, in the right context, and returns
-        the values to report. By default it reports nothing.
+        the values to report, or None.
       first: Function that returns the sum on the first replica, as plain tensors.
       input: Source of the batches.
       divides_batches: True if a replica has a part of the global batch.
@@ -56,7 +55,7 @@ class Step:
     """
 
     all_reduce_gradients: Callable[[ReplicaFunction, Any], Any]
-    apply: Callable[[Update, Any], Mapping[str, tf.Tensor]] = _apply
+    apply: Callable[[Update, Any], Mapping[str, tf.Tensor] | None] = _apply
     first: Callable[[Any], ReplicaOutputs] = lambda outputs: outputs
     input: StepInput = dataclasses.field(default_factory=PrefetchedChunks)
     divides_batches: bool = True
@@ -84,7 +83,7 @@ class StepOutputs(NamedTuple):
 
 
 def run_step(
-    strategy: Step,
+    step: Step,
     replica_step: ReplicaFunction,
     update: Update | None,
     batch: Any,
@@ -94,7 +93,7 @@ def run_step(
     """Computes one step, from a global batch to the changed weights.
 
     Args:
-      strategy: Parts that differ between strategies.
+      step: Parts of the strategy's step.
       replica_step: Function that computes the outputs of one replica.
       update: Update of the model; None to only sum, as evaluation does.
       batch: Global batch, or the shards of it that this process computes.
@@ -103,16 +102,16 @@ def run_step(
     """
 
     def summed_over_replicas(function: ReplicaFunction) -> tuple[Any, ReplicaOutputs]:
-        reduced = strategy.all_reduce_gradients(function, batch)
-        return reduced, strategy.first(reduced)
+        reduced = step.all_reduce_gradients(function, batch)
+        return reduced, step.first(reduced)
 
     # Most steps have one update. Apply all others, each on what the one before changed.
-    earlier = apply_earlier(replica_step, update, summed_over_replicas, strategy.apply)
+    earlier = apply_earlier(replica_step, update, summed_over_replicas, step.apply)
 
     # Compute the gradients of every replica's shard, and sum them over all replicas.
     # Flags that all processes must agree on travel in the same sum.
     whole_batch = {}
-    if strategy.divides_batches:
+    if step.divides_batches:
         whole_batch = totals_of(
             earlier.last, lambda count: summed_over_replicas(count)[1].sums
         )
@@ -124,7 +123,7 @@ def run_step(
             shard = shard._replace(totals=whole_batch)
         outputs = earlier.last(shard)
         clock.computed(outputs)
-        return outputs._replace(sums={**outputs.sums, **proposal(local_flags)})
+        return outputs._replace(sums={**outputs.sums, **flags_as_sums(local_flags)})
 
     reduced, summed = summed_over_replicas(compute_gradients)
 
@@ -133,29 +132,30 @@ def run_step(
     if update is None:
         return StepOutputs(metrics, details, tf.constant(True), num_done=1)
 
-    # Check that what trains is finite. Local SGD sends its own totals as a sum.
-    changes = metrics.pop(OWN_TOTALS, None)
-    if changes is None:
-        changes = totals(summed)
-    finite = is_finite(metrics, changes) & earlier.finite
+    # Check that what trains is finite.
+    checks = checks_of_sum(summed)
+    metrics.pop(OWN_FINITE_CHECKS, None)
+    finite = is_finite(metrics, checks) & earlier.finite
     finite = clock.reduced(summed, finite)
 
     # Apply the update once, to the sum, if everything is finite.
+    apply_if = step.apply_if
+    if apply_if is not None:
+        apply_if(update, reduced, finite)
+
     def apply() -> list[tf.Tensor]:
-        reported = {} if strategy.apply_if else strategy.apply(update, reduced)
-        values = [tf.cast(reported[name], tf.float64) for name in strategy.reported]
+        reported = {} if apply_if else step.apply(update, reduced) or {}
+        values = [tf.cast(reported[name], tf.float64) for name in step.reported]
         return [tf.constant(NOTHING, tf.float64), *values]
 
     def skip() -> list[tf.Tensor]:
-        zeros = [tf.zeros([], tf.float64)] * len(strategy.reported)
-        return [_first_not_finite(changes), *zeros]
+        zeros = [tf.zeros([], tf.float64)] * len(step.reported)
+        return [_first_not_finite(checks), *zeros]
 
-    if strategy.apply_if is not None:
-        strategy.apply_if(update, reduced, finite)
     # The condition stands outside every replica's own function, because
     # MirroredStrategy cannot merge replicas inside a branch of one.
     reported = tf.cond(finite, apply, skip, name="update")
-    applied = dict(zip((NOT_FINITE, *strategy.reported), reported, strict=True))
+    applied = dict(zip((NOT_FINITE, *step.reported), reported, strict=True))
 
     # Return the metrics, and whether to compute the same batch again, because its
     # gradients were too large for their type at the present scale of the loss.
@@ -192,7 +192,7 @@ class _StepClock:
             return tf.identity(finite)
 
 
-def apart(function: Callable[..., Any]) -> Any:
+def not_inlined(function: Callable[..., Any]) -> Any:
     """Returns a function that stays one operation in the graph of its caller."""
     # TensorFlow visits every operation of a branch that is not taken, to mark the next
     # one as dead. Observing a step had 400 operations, which took 14 of the 148
@@ -202,7 +202,7 @@ def apart(function: Callable[..., Any]) -> Any:
     )
 
 
-@apart
+@not_inlined
 def _first_not_finite(numbers: tf.Tensor) -> tf.Tensor:
     """Returns the index of the first number that is not finite, or NOTHING, float64."""
     bad = ~tf.math.is_finite(numbers)

@@ -14,8 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs, Update
-from strategies.inner_loop.reduction import totals
-from strategies.inner_loop.results import OWN_TOTALS, is_finite
+from strategies.inner_loop.reduction import checks_of_sum
+from strategies.inner_loop.results import is_finite
 
 # Values that variables had before each of the earlier updates of a step.
 Former = Sequence[Sequence[tf.Tensor]]
@@ -87,10 +87,7 @@ def apply_earlier(
     uncounted = _Uncounted(update)
     for index in range(replica_step.num_passes - 1):
         reduced, summed = all_reduce(replica_step.compute(index, former))
-        changes = summed.sums.get(OWN_TOTALS)
-        if changes is None:
-            changes = totals(summed)
-        finite &= is_finite(summed.sums, changes)
+        finite &= is_finite(summed.sums, checks_of_sum(summed))
         # Read before the update below: TensorFlow orders reads and writes of a variable
         # as they are in the program.
         former.append([tf.identity(v) for v in replica_step.changed(index)])

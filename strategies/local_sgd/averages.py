@@ -11,13 +11,10 @@ import tensorflow as tf
 from strategies.collectives.update_exchange import WIRE_TYPES
 from strategies.common.errors import UsageError
 from strategies.common.types import ReplicaFunction, Update
+from strategies.inner_loop.all_reduce import SumOverReplicas
 from strategies.inner_loop.loop import InnerLoop
 from strategies.inner_loop.reduction import bytes_of
-from strategies.inner_loop.replicated import (
-    OwnShard,
-    SumOverReplicas,
-    compile_replicated,
-)
+from strategies.inner_loop.replicated import OwnShard, compile_replicated
 from strategies.local_sgd.local_steps import local_step, sum_reported
 from strategies.local_sgd.outer_optimizer import OuterOptimizer
 from strategies.local_sgd.replica_variables import ReplicaVariables

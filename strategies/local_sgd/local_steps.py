@@ -5,8 +5,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs
-from strategies.inner_loop.reduction import scaled, with_own_totals
-from strategies.inner_loop.replicated import SumOverReplicas
+from strategies.inner_loop.all_reduce import SumOverReplicas
+from strategies.inner_loop.reduction import scaled, with_own_finite_checks
 from strategies.inner_loop.totals import WithTotals
 
 
@@ -18,19 +18,13 @@ def local_step(replica_step: ReplicaFunction, num_replicas: int) -> ReplicaFunct
     """
 
     def step(batch: Batch) -> ReplicaOutputs:
-        # An empty shard still carries one row, which belongs to another shard. Layers
-        # compute their state on this row; gradients and sums are multiplied by zero.
+        # An empty shard has layer state, too: that of the row that it carries.
         own = tf.maximum(batch.num_rows, 1)
-        outputs = replica_step(batch._replace(num_rows=own, state_size=own))
-        counts = tf.cast(batch.num_rows > 0, tf.float64)
-        return ReplicaOutputs(
-            # Each replica's gradients are its part of a sum over replicas.
-            gradients=[
-                scaled(gradient, num_replicas * counts)
-                for gradient in outputs.gradients
-            ],
-            state=outputs.state,
-            sums={name: counts * value for name, value in outputs.sums.items()},
+        outputs = replica_step(batch._replace(state_size=own))
+        # Each replica's gradients are its part of a sum over replicas.
+        factor = tf.constant(num_replicas)
+        return outputs._replace(
+            gradients=[scaled(gradient, factor) for gradient in outputs.gradients]
         )
 
     if isinstance(replica_step, WithTotals):
@@ -49,7 +43,7 @@ def sum_reported(
     own = tf.nest.flatten(outputs.state)
     whole = [None if value.dtype.is_floating else value for value in own]
     # A pass that only counts (`WithTotals`) has no gradients to check.
-    sums = with_own_totals(outputs).sums if outputs.gradients else outputs.sums
+    sums = with_own_finite_checks(outputs).sums if outputs.gradients else outputs.sums
     summed = all_reduce(context, ReplicaOutputs([], state=whole, sums=sums))
     state = [
         value if total is None else total

@@ -18,8 +18,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies.inner_loop.all_reduce import sum_by_type
 from strategies.inner_loop.reduction import bytes_of
-from strategies.inner_loop.replicated import sum_by_type
 
 
 class OuterOptimizer:

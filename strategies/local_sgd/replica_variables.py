@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from strategies.common.types import Update
-from strategies.inner_loop.reduction import mean_of_copies
 
 
 class ReplicaVariables(abc.ABC):
@@ -147,3 +146,15 @@ def assign(components: Sequence[tf.Variable], value: tf.Tensor) -> None:
     for component in components:
         with tf.device(component.device):
             component.assign(value)
+
+
+def mean_of_copies(copies: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns the mean of tensors; the mean of equal tensors is exactly their value."""
+    # The sum of three equal numbers may lose the last bit, so that only differences
+    # from the first tensor are summed. The difference of equal infinities is nan.
+    first, *others = (tf.convert_to_tensor(copy) for copy in copies)
+    if not others:
+        return first
+    zeros = tf.zeros_like(first)
+    differences = [tf.where(tf.equal(o, first), zeros, o - first) for o in others]
+    return first + tf.add_n(differences) / len(copies)

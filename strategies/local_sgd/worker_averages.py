@@ -14,7 +14,8 @@ from strategies.common.types import (
     ReplicaFunction,
     Update,
 )
-from strategies.inner_loop.replicated import OwnShard, all_reduce_packed
+from strategies.inner_loop.all_reduce import all_reduce_packed
+from strategies.inner_loop.replicated import OwnShard
 from strategies.local_sgd.averages import Averages
 from strategies.local_sgd.worker_variables import WorkerCopies
 

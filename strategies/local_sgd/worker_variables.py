@@ -8,9 +8,8 @@ import tensorflow as tf
 
 from strategies.collectives.gathering import gathered
 from strategies.common.types import Update
-from strategies.inner_loop.reduction import mean_of_copies
-from strategies.inner_loop.replicated import sum_by_type
-from strategies.local_sgd.replica_variables import ReplicaVariables
+from strategies.inner_loop.all_reduce import sum_by_type
+from strategies.local_sgd.replica_variables import ReplicaVariables, mean_of_copies
 
 
 class WorkerCopies(ReplicaVariables):

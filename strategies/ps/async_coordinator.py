@@ -24,7 +24,7 @@ from strategies.common.types import (
     Update,
 )
 from strategies.inner_loop.loop import InnerLoop, loop_arguments
-from strategies.inner_loop.staleness import joined
+from strategies.inner_loop.results import join_results
 from strategies.ps.applied_steps import AppliedSteps
 from strategies.ps.async_worker import AsynchronousWorker
 from strategies.ps.tensor_packing import ResultPacking
@@ -160,7 +160,7 @@ class AsynchronousSteps:
         # and did not commit counts again.
         attempts = int(self._attempts.numpy())
         since, self._attempts_seen = attempts - self._attempts_seen, attempts
-        results = joined(parts, workers, self._num_workers)
+        results = join_results(parts, workers, self._num_workers)
         return dataclasses.replace(results, attempted_steps=since)
 
     def _results_of_closure(self, closure: Any) -> Sequence[tuple[StepResults, str]]:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from strategies.common.types import ReplicaOutputs, Update
 from strategies.gradient_compression.choice import Compression
 from strategies.gradient_compression.methods import method_for
-from strategies.inner_loop.reduction import bytes_of, with_own_totals
+from strategies.inner_loop.reduction import bytes_of, with_own_finite_checks
 from strategies.ps.element_layout import CompressedGradient
 
 # No step begins at this number of applied updates, nor at the one after it.
@@ -142,7 +142,7 @@ class CompressedGradients(WholeGradients):
             gradients[index] = CompressedGradient(encoded.parts, spec, self._method)
             after[position] = [encoded.error, *encoded.state]
         if values:
-            outputs = with_own_totals(outputs, values)
+            outputs = with_own_finite_checks(outputs, values)
         return outputs._replace(gradients=gradients), _Feedback(version, before, after)
 
     def store(self, feedback: Any, version: tf.Tensor, worker: tf.Tensor) -> tf.Tensor:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 
 import tensorflow as tf
@@ -30,10 +30,10 @@ from strategies.common.types import (
 )
 from strategies.inner_loop.input import IndexedInput
 from strategies.inner_loop.loop import InnerLoop
-from strategies.inner_loop.reduction import scaled, with_totals_of_sum
+from strategies.inner_loop.reduction import scaled, with_finite_checks_of_sum
 from strategies.inner_loop.results import (
     DROPPED_GRADIENTS,
-    OWN_TOTALS,
+    OWN_FINITE_CHECKS,
     STALENESS,
     WORKER_SECONDS,
 )
@@ -159,8 +159,8 @@ class SynchronousSteps:
         with tf.control_dependencies([applied]):
             attempt = self._tokens.next_attempt()
         outputs, counts, late = self._queues.take(attempt)
-        if OWN_TOTALS in outputs.sums:
-            outputs = with_totals_of_sum(outputs)
+        if OWN_FINITE_CHECKS in outputs.sums:
+            outputs = with_finite_checks_of_sum(outputs)
         num_rows, global_size, versions = tf.unstack(counts[:3])
         sums = {
             **outputs.sums,
@@ -176,7 +176,7 @@ class SynchronousSteps:
             outputs = _scaled(outputs, global_size / self._num_required / num_rows)
         return outputs._replace(sums=sums)
 
-    def _apply(self, update: Update, summed: ReplicaOutputs) -> Mapping[str, tf.Tensor]:
+    def _apply(self, update: Update, summed: ReplicaOutputs) -> None:
         def apply() -> tf.Tensor:
             # Weight decay and the optimizer's counter do not depend on gradients.
             # Without this dependency they would change while gradients of other servers
@@ -190,7 +190,6 @@ class SynchronousSteps:
         applied = tf.function(apply, autograph=False)()
         with tf.control_dependencies([applied]):
             update.increment_step()
-        return {}
 
 
 def _scaled(outputs: ReplicaOutputs, factor: tf.Tensor) -> ReplicaOutputs:

@@ -19,7 +19,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from strategies.cluster.probes import is_listening
-from strategies.inner_loop.replicated import sum_by_type
+from strategies.inner_loop.all_reduce import sum_by_type
 
 whose, size, dtype, heartbeat_milliseconds = sys.argv[1:]
 cluster = json.loads(os.environ["TF_CONFIG"])

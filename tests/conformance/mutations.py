@@ -85,7 +85,7 @@ class Mutation:
 
 _TRAIN_STEP = "trainers/model/train_step.py"
 _STATE = "trainers/model/layer_state.py"
-_REPLICATED = "strategies/inner_loop/replicated.py"
+_ALL_REDUCE = "strategies/inner_loop/all_reduce.py"
 _SHARDING = "strategies/inner_loop/sharding.py"
 _UPDATE = "trainers/model/update.py"
 _SHUFFLING = "trainers/inputs/shuffling.py"
@@ -133,7 +133,7 @@ MUTATIONS = (
     ),
     Mutation(
         "mirrored does not sum",
-        _REPLICATED,
+        _ALL_REDUCE,
         (
             (
                 "summed = _sum_dense_tensor(context, vector)",
@@ -143,7 +143,7 @@ MUTATIONS = (
     ),
     Mutation(
         "mirrored takes the mean in place of the sum",
-        _REPLICATED,
+        _ALL_REDUCE,
         (("ReduceOp.SUM, [(value", "ReduceOp.MEAN, [(value"),),
     ),
     Mutation(
@@ -589,7 +589,7 @@ MUTATIONS = (
     ),
     Mutation(
         "workers send a loss in the type of the first gradient",
-        _REPLICATED,
+        _ALL_REDUCE,
         (("others = _widest(*types)", "others = types[0]"),),
         BUCKETS,
     ),
@@ -663,14 +663,14 @@ MUTATIONS = (
     ),
     Mutation(
         "layer state of workers is divided among them",
-        _REPLICATED,
+        _ALL_REDUCE,
         (
             (
-                "    outputs = _sum_dense(context, outputs, wire_type, grouped,",
+                "    outputs = _sum_dense(context, outputs, wire_types, grouped,",
                 "    n = context.num_replicas_in_sync\n"
                 "    divided = tf.nest.map_structure(lambda v: v / n, outputs.state)\n"
                 "    outputs = outputs._replace(state=divided)\n"
-                "    outputs = _sum_dense(context, outputs, wire_type, grouped,",
+                "    outputs = _sum_dense(context, outputs, wire_types, grouped,",
             ),
         ),
         TWO_REPLICAS,

@@ -13,7 +13,7 @@ import tensorflow as tf
 from models.base import Build, Examples, Settings
 from strategies import registry
 from strategies.common.types import StepResults, SyncedFlags
-from strategies.inner_loop.staleness import joined
+from strategies.inner_loop.results import join_results
 from tests.conformance.custom import assemble_custom, assemble_model
 from tests.conformance.harness import subjects
 from tests.markers import chosen, further
@@ -298,7 +298,7 @@ def test_of_stretches_side_by_side_the_one_that_ended_early_is_the_last() -> Non
         )
 
     parts = [stretch(1, 3.0, 5), stretch(2, 2.0, None)]
-    results = joined(parts, ["worker-0", "worker-1"], 2)
+    results = join_results(parts, ["worker-0", "worker-1"], 2)
     assert (results.applied_steps, results.first_not_finite) == (3, 5)
     assert list(results.sums["loss"]) == [1.0, 2.0, 1.0, 3.0]
     assert results.workers is not None

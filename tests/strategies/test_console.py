@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import pty
 import re
 import sys
@@ -86,3 +87,21 @@ def test_a_stream_that_has_gone_away_ends_nothing(
             console.say("one line")
         console.close()
         print_error("the last line")
+
+
+def test_a_program_may_take_standard_output_away(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    console = Console()
+    monkeypatch.setattr(sys, "stdout", None)
+    console.close()
+    console.warn("the end")
+    assert "the end" in capsys.readouterr().err
+
+
+def test_stacks_are_shown_if_the_log_is_full(capfd: pytest.CaptureFixture[str]) -> None:
+    console = Console()
+    console.open_log(pathlib.Path("/dev/full"))
+    console.dump_stacks()
+    assert "test_stacks_are_shown_if_the_log_is_full" in capfd.readouterr().err
+    console.close()

@@ -16,7 +16,7 @@ import tensorflow as tf
 from strategies.common.errors import UsageError
 from strategies.common.private_apis.models import flat_layers
 from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs
-from strategies.inner_loop.reduction import all_reduce_gradients
+from strategies.inner_loop.reduction import sum_outputs
 from strategies.inner_loop.sharding import take_micro_batch
 from trainers.model.layer_state import sums_over_replicas
 
@@ -66,7 +66,7 @@ def _add_further(
     """Adds the outputs of micro-batches 1 to count - 1, one at a time."""
 
     def body(index: tf.Tensor, *summed: Any) -> tuple[Any, ...]:
-        total = all_reduce_gradients([_unpack(summed, first), outputs_of(index)])
+        total = sum_outputs([_unpack(summed, first), outputs_of(index)])
         return index + 1, *_pack(total)
 
     # A loop starts as soon as its counter is ready. The counter depends on the first

@@ -223,8 +223,11 @@ def weighted(values: Mapping[str, tf.Tensor], batch: Batch) -> dict[str, tf.Tens
 
     Integers and bools are the first replica's.
     """
-    # The weights of all replicas sum to 1, unless each keeps its own state.
-    weight = batch.state_weight
+    if isinstance(batch.state_size, tuple):
+        weight = batch.num_rows / batch.global_size
+    else:
+        # An empty shard has the state of the row that it carries.
+        weight = tf.maximum(batch.num_rows, 1) / batch.state_size
     return {i: _summand(value, weight, batch.replica) for i, value in values.items()}
 
 

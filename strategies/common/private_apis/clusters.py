@@ -55,7 +55,7 @@ def values_where_they_are(
 
 @contextlib.contextmanager
 def own_executor() -> Iterator[None]:
-    """Runs what this thread executes in the block where no other thread waits for it.
+    """Gives this thread an executor in the block, for which no other thread waits.
 
     Otherwise all threads share the default executor, and the coordinator's threads wait
     until it has nothing to do whenever a closure ends or fails: `executor_scope`

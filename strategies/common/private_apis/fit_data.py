@@ -78,7 +78,7 @@ def first_batches(adapter: Any) -> list[Any]:
         return list(itertools.islice(adapter.get_numpy_iterator(), most))
     # As in its get_tf_dataset: its iterator may start threads.
     batches = adapter.py_dataset
-    count = min(most, most if batches.num_batches is None else batches.num_batches)
+    count = most if batches.num_batches is None else min(most, batches.num_batches)
     return [adapter._standardize_batch(batches[index]) for index in range(count)]
 
 
@@ -99,8 +99,7 @@ def split_arrays(
     Raises:
       ValueError: Keras refuses the arguments.
     """
-    train, validation = array_slicing.train_validation_split(arrays, fraction)
-    return train, validation
+    return array_slicing.train_validation_split(arrays, fraction)
 
 
 def whole_arrays(
@@ -135,7 +134,7 @@ def whole_arrays(
 
 
 def shuffles_of(dataset: tf.data.Dataset) -> set[int]:
-    """Returns the ids of the shuffles that a data set is made of, if each is anew.
+    """Returns the ids of the shuffles in a data set that draw a new order each time.
 
     Data sets that are made of one such shuffle share its seeds: each reader of either
     gets another order (tensorflow/python/data/ops/shuffle_op.py, `_ShuffleDataset`).

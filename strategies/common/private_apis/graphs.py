@@ -116,7 +116,7 @@ def inline_functions_in_stateless_scopes() -> None:
 
 
 def _needs_xla(function: Any) -> bool:
-    """Returns whether a function is an operation of Keras that CPUs have in XLA alone.
+    """Returns whether CPUs have a function, an operation of Keras, only in XLA.
 
     Keras lets XLA compile grouped convolutions, and those in three dimensions with
     channels first (keras/src/backend/tensorflow/nn.py, `conv`): CPUs have no other

@@ -30,11 +30,11 @@ def is_of_keras(part: Any) -> bool:
 
 @contextlib.contextmanager
 def trained_as_traced(model: keras.Model) -> Iterator[None]:
-    """Trains the layers inside the block that the first `fit` since `compile` trained.
+    """Makes the layers trainable, in the block, that the first `fit` has trained.
 
-    Keras traces its step there, and what a program freezes or thaws later has no effect
-    before it compiles again (keras/src/backend/tensorflow/trainer.py,
-    `make_train_function`).
+    Keras traces its step at the first `fit` since `compile`, and what a program freezes
+    or thaws later has no effect before it compiles again (keras/src/backend/tensorflow/
+    trainer.py, `make_train_function`).
     """
     now = [(layer, layer.trainable) for layer in flat_layers(model)]
     first = vars(compiled_state(model)).setdefault("first_trained", now)
@@ -194,7 +194,7 @@ def packed_output(model: keras.Model, output: Any) -> Any:
 def build_metrics(model: keras.Model, labels: Any, predictions: Any) -> None:
     """Makes the metrics that a model is compiled with, as `fit` does at its first step.
 
-    Callbacks look there for the direction in which what they monitor becomes better.
+    Callbacks read from these metrics whether a monitored value is to grow or shrink.
     `fit` builds them by computing a step (keras/src/trainers/trainer.py,
     `_symbolic_build`), and `Model.metrics` has none of them before.
     """

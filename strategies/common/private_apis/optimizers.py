@@ -74,9 +74,9 @@ def build_optimizer_anew(
         that is built keeps its own, such as weights that were frozen since.
     """
     optimizer._distribution_strategy = tf.distribute.get_strategy()
-    # A schedule in the place of a rate takes the rate's variable out of this list, and
-    # TensorFlow saves no list out of which something was taken (tensorflow/python/
-    # trackable/data_structures.py, `ListWrapper`; the others keep their names there).
+    # A schedule that replaces a rate removes the rate's variable from this list, and
+    # TensorFlow does not save a list after a removal (tensorflow/python/trackable/
+    # data_structures.py, `ListWrapper`). The names of the others do not change.
     tracked = optimizer._variables
     tracked._non_append_mutation = tracked._external_modification = False
     tracked._update_snapshot()
@@ -192,7 +192,7 @@ def counter_of(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
     return optimizer._iterations
 
 
-def reduce_gradients_again(optimizer: keras.optimizers.Optimizer) -> None:
+def restore_methods(optimizer: keras.optimizers.Optimizer) -> None:
     """Undoes `stop_reducing_gradients`, `count_atomically`, `scale_learning_rate`."""
     vars(optimizer).pop("_all_reduce_sum_gradients", None)
     vars(optimizer).pop("_get_current_learning_rate", None)

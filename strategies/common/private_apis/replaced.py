@@ -49,8 +49,8 @@ def replaced_in(instance: Any, name: str, replacement: Any) -> Iterator[None]:
 def after_cleared_sessions(function: Callable[[], Any]) -> Iterator[None]:
     """Calls a function whenever the block clears Keras's session.
 
-    `keras.utils.clear_session` has several names. It forgets Keras's defaults, and then
-    puts another default graph in place of the one whose scopes hold outside of graphs
+    `keras.utils.clear_session` has several names. It resets Keras's defaults, and then
+    replaces TensorFlow's default graph, which holds the scopes of eager code
     (keras/src/backend/common/global_state.py).
     """
 

@@ -11,13 +11,13 @@ import tensorflow as tf
 
 from strategies.collectives.buckets import Bucket, unpack_part
 from strategies.common.types import ReplicaOutputs
+from strategies.inner_loop.all_reduce import all_reduce_packed
 from strategies.inner_loop.grouping import (
     BUCKET_BYTES,
     compute_in_order,
     grouped,
     size_with_parts_for_all,
 )
-from strategies.inner_loop.replicated import all_reduce_packed
 from tests import processes
 
 

@@ -121,6 +121,15 @@ class Gpus:
         self.growing.add(gpu.name[-5:])
 
 
+def test_nccl_needs_replicas_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    Gpus(monkeypatch, 1)
+    config = small_config(
+        strategy="mirrored", devices=("cpu:2",), cross_device_reduction="nccl"
+    ).strategy
+    with pytest.raises(UsageError, match=r"reduction=nccl .* on the CPU"):
+        registry.load("mirrored").create(config, cluster=None)  # type: ignore[arg-type]
+
+
 def test_only_gpus_that_are_chosen_are_seen_and_limited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -175,8 +184,9 @@ def test_of_missing_gpus_the_others_are_used_if_that_was_allowed(
     chosen = {"strategy": "tower", "devices": ("gpu:1", "gpu:2")}
     with pytest.raises(UsageError, match=r"names gpu:2, and .* has gpu:0, gpu:1 and"):
         devices_of(small_config(**chosen).strategy)
-    soft = small_config(**chosen, soft_placement=True).strategy
-    assert devices_of(soft) == ["/device:GPU:0"]
+    for num_replicas in (None, 2):
+        soft = small_config(**chosen, soft_placement=True, num_replicas=num_replicas)
+        assert devices_of(soft.strategy) == ["/device:GPU:0"]
 
 
 # Limits of the memory of GPUs

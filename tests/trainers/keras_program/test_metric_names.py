@@ -14,7 +14,8 @@ from tests.trainers.keras_program.beside_fit import assert_same, by_fit, under
 
 _NAMES = (
     *("staleness", "dropped_gradients", "pipeline_seconds", "stage_busy_seconds/0"),
-    *("not_finite", "own_totals", "clock/start", "agreed/replicas", "loss_scale"),
+    *("not_finite", "own_finite_checks", "clock/start", "agreed/replicas"),
+    "loss_scale",
 )
 _TEXT = f"""
 import keras

@@ -18,7 +18,7 @@ from strategies.common.private_apis.optimizers import (
     build_optimizer_anew,
     is_multi_optimizer,
     keep_excluded_from_weight_decay,
-    reduce_gradients_again,
+    restore_methods,
     schedule_of,
 )
 from strategies.common.private_apis.variables import lend_variables, put_back_later
@@ -244,7 +244,7 @@ class LentModel:
         for optimizer, variables in (*wrapping, *parts_of(self._optimizer, weights)):
             if optimizer.built:
                 build_optimizer_anew(optimizer, variables)
-            reduce_gradients_again(optimizer)
+            restore_methods(optimizer)
         for optimizer, factor in self._scale_factors:
             optimizer.loss_scale_factor = factor
         for variable in self._frozen:
