@@ -37,17 +37,28 @@ def using(setting: str) -> Callable[[], tuple[str, ...]]:
 
 @functools.cache
 def _settings_of(name: str) -> tuple[str, ...]:
-    source = (pathlib.Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8")
-    for node in ast.parse(source).body:
-        match node:
-            case (
-                ast.Assign(targets=[ast.Name(id="SETTINGS")], value=value)
-                | ast.AnnAssign(
-                    target=ast.Name(id="SETTINGS"), value=ast.expr() as value
-                )
-            ):
-                return ast.literal_eval(value)
-    return ()
+    source = (pathlib.Path(__file__).parent / f"{name}.py").read_bytes()
+    settings = ()
+    try:
+        for node in ast.parse(source).body:
+            match node:
+                case (
+                    ast.Assign(targets=[ast.Name(id="SETTINGS")], value=value)
+                    | ast.AnnAssign(
+                        target=ast.Name(id="SETTINGS"), value=ast.expr() as value
+                    )
+                ):
+                    settings = ast.literal_eval(value)
+        if not isinstance(settings, tuple):
+            raise ValueError("SETTINGS is no tuple")
+    # `literal_eval` raises ValueError for no literal, with the address of an object.
+    except (SyntaxError, ValueError) as error:
+        problem = str(error).partition(": <")[0]
+        raise ValueError(
+            f"models/{name}.py has no settings that can be read ({problem}): "
+            "correct the file, with SETTINGS a tuple such as ('dropout',)."
+        ) from error
+    return settings
 
 
 def why_not(name: str) -> str | None:
