@@ -219,9 +219,11 @@ class Strategy(abc.ABC):
         """Broadcasts the chief's values of variables to all processes.
 
         All processes have to call this method with the same variables, and none returns
-        before all have called it; with no variables it is a barrier. Unlike a step, it
-        allows processes to arrive at very different times.
+        before all have called it. Processes may arrive at very different times.
         """
+
+    def barrier(self) -> None:
+        """Waits until all processes have called this method, at any times."""
 
     def messages_of_all(self, message: bytes) -> Sequence[bytes]:
         """Returns the messages of all processes that train together, by their rank.

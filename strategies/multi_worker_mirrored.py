@@ -73,9 +73,10 @@ class MultiWorkerMirrored(Strategy):
         self._rank = cluster.rank
         self._config = config
         self._exchange: UpdateExchange | None = None
-        implementation = _IMPLEMENTATIONS[config.collective_implementation]
+        # Without a time limit: a chief may save, or run a program's code, for any time.
+        # A dead task is detected at once, a silent one by `SilenceWatchdog`.
         communication = tf.distribute.experimental.CommunicationOptions(
-            timeout_seconds=_SECONDS_FOR_CHIEF, implementation=implementation
+            implementation=_IMPLEMENTATIONS[config.collective_implementation]
         )
         # Waits for all tasks before TensorFlow, which would wait in C++ without a
         # message.
@@ -181,15 +182,15 @@ class MultiWorkerMirrored(Strategy):
         # runs ended with 138. So all meet once more. A task that loses another one here
         # knows that every task has ended its last collective.
         with contextlib.suppress(*LOSSES):
-            self.broadcast_from_chief([])
+            self.barrier()
 
     def broadcast_from_chief(self, variables: Sequence[tf.Variable]) -> None:
-        if not variables:
-            self._chief_values.meet()
-            return
         self._chief_values.assign(variables)
         self._start_up.end()
         self._silence_watchdog.start()
+
+    def barrier(self) -> None:
+        self._chief_values.meet()
 
     def close(self) -> None:
         self._start_up.end()
@@ -203,10 +204,6 @@ class MultiWorkerMirrored(Strategy):
 
 # Short, because all tasks have just answered in the rendezvous.
 _SECONDS_TO_CONNECT = 10.0
-# The barrier waits for work such as the chief's checkpoint, which may take longer than
-# a step. A task that dies in the meantime is detected at once, and a silent task by
-# `SilenceWatchdog`: this limit is only for tasks that answer and do nothing.
-_SECONDS_FOR_CHIEF = 600
 _IMPLEMENTATIONS = {
     name: getattr(tf.distribute.experimental.CommunicationImplementation, name.upper())
     for name in ("auto", "ring", "nccl")

@@ -1,10 +1,10 @@
 """Watch over a start-up that TensorFlow does not end by itself.
 
 While TensorFlow 2.21 sets up `MultiWorkerMirroredStrategy`, it waits without limit for
-a dead process, and in the first sum for the ten minutes of all collectives. It waits in
-C++, where no Python exception reaches it. From the set-up on it also takes SIGTERM
-for itself (xla/tsl/distributed_runtime/preemption/preemption_notifier.cc,
-`SigtermNotifier`), so that the signal is lost.
+a dead process, and again in the first sum. It waits in C++, where no Python exception
+reaches it. From the set-up on it also takes SIGTERM for itself
+(xla/tsl/distributed_runtime/preemption/preemption_notifier.cc, `SigtermNotifier`), so
+that the signal is lost.
 """
 
 from __future__ import annotations
