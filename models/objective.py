@@ -131,10 +131,9 @@ def means_over_examples(sums: Mapping[str, Any]) -> dict[str, float]:
 
 
 # A function of the same arguments as `PerExample`.
-ClassPredictionsFunction = Callable[[Any, Any], "ClassPredictions | None"]
-
-
-Totals = Callable[[Predict, Any], Mapping[str, "tf.Tensor"]]
+ClassPredictionsFunction = Callable[[Any, Any], ClassPredictions | None]
+# A function of a model and a batch that returns scalar sums over its rows, by name.
+Totals = Callable[[Predict, Any], Mapping[str, tf.Tensor]]
 
 
 class Objective(Protocol):

@@ -16,8 +16,8 @@ from strategies.processes.network_isolation import OFF
 if TYPE_CHECKING:
     from strategies.config import StrategyConfig
 
-# Characters of the name of a layer. Python does not read numbers of more than 4,300
-# digits.
+# Characters of a layer's name. It bounds a number of stages, too: Python reads no
+# number of more than 4,300 digits.
 _LONGEST_NAME = 1_000
 
 

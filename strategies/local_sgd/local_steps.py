@@ -22,15 +22,15 @@ def local_step(replica_step: ReplicaFunction, num_replicas: int) -> ReplicaFunct
         # compute their state on this row; gradients and sums are multiplied by zero.
         own = tf.maximum(batch.num_rows, 1)
         outputs = replica_step(batch._replace(num_rows=own, state_size=own))
-        counts = tf.cast(batch.num_rows > 0, tf.float64)
+        has_rows = tf.cast(batch.num_rows > 0, tf.float64)
         return ReplicaOutputs(
             # Each replica's gradients are its part of a sum over replicas.
             gradients=[
-                scaled(gradient, num_replicas * counts)
+                scaled(gradient, num_replicas * has_rows)
                 for gradient in outputs.gradients
             ],
             state=outputs.state,
-            sums={name: counts * value for name, value in outputs.sums.items()},
+            sums={name: has_rows * value for name, value in outputs.sums.items()},
         )
 
     if isinstance(replica_step, WithTotals):
