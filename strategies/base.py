@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from strategies.config import StrategyConfig
 
 
-# Function from the name of a task to the path of its shutdown file.
-EndingPath = Callable[[str], str]
+# Function from the name of a task to the path of its shutdown file, on its machine.
+ShutdownPath = Callable[[str], str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,12 +95,12 @@ class Traits:
 
     @property
     def loops_together(self) -> bool:
-        """Returns whether all processes run one training loop, and stop together."""
+        """True if all processes run one training loop, and stop together."""
         return self.multi_process and not self.server_jobs
 
     @property
     def is_distributed(self) -> bool:
-        """Returns whether several devices train one model."""
+        """True if several devices train one model."""
         # The stages of a model are one replica on several devices.
         return self.max_replicas != 1 or self.is_model_parallel
 
@@ -181,8 +181,8 @@ class Strategy(abc.ABC):
         """Returns what a replica sends for one update; None if it sends nothing.
 
         Args:
-          gradient_bytes: Bytes of a replica's gradient; if the model is split, bytes
-            that one stage computes for another from a global batch.
+          gradient_bytes: Bytes of a replica's gradient. With a split model: bytes of
+            activations that one stage sends to another for a global batch.
         """
 
     def replica_state(self) -> Sequence[tf.Variable]:
@@ -239,26 +239,31 @@ class Strategy(abc.ABC):
         """
 
     @classmethod
-    def serve(cls, config: StrategyConfig, cluster: Cluster, ending: EndingPath) -> int:
+    def serve(
+        cls, config: StrategyConfig, cluster: Cluster, shutdown_path: ShutdownPath
+    ) -> int:
         """Runs a task of `Traits.server_jobs` to its shutdown; returns its exit code.
 
         Args:
           config: Configuration, the same as the chief's.
           cluster: Cluster as seen from this task.
-          ending: Paths of the files that `shutdown_servers` writes.
+          shutdown_path: Function that returns the path of a task's shutdown file.
         """
         raise NotImplementedError(f"{cls.name} has no tasks that only serve")
 
-    def shutdown_servers(self, ending: EndingPath, exit_code: int) -> None:
+    def shutdown_servers(self, shutdown_path: ShutdownPath, exit_code: int) -> None:
         """Shuts down the servers of this process.
 
         Args:
-          ending: Paths of the servers' files, each on its server's machine.
+          shutdown_path: Function that returns the path of a task's shutdown file.
           exit_code: Exit code of this process, which becomes theirs.
         """
 
     def pause(self) -> None:
-        """Ends what other tasks still run and keep for a training; more may follow."""
+        """Ends the other tasks' work for a training, and drops their data of it.
+
+        Another training may follow.
+        """
 
     def close(self) -> None:
         """Releases threads, processes and devices."""

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.base import Strategy, Traits
-from strategies.cluster.failure_detection import LOSSES
+from strategies.cluster.failure_detection import PEER_ERRORS
 from strategies.cluster.peer_silence import SilenceWatchdog
 from strategies.cluster.rendezvous import wait_for_cluster
 from strategies.cluster.resolver import resolver_of
@@ -42,6 +42,13 @@ from strategies.gradient_compression.compressed_sum import CompressedSum
 from strategies.inner_loop.input import StepChunks
 from strategies.inner_loop.replicated import all_reduce_packed, compile_replicated
 from strategies.local_sgd.worker_averages import WorkerAverages
+
+# Short, because all tasks have just answered in the rendezvous.
+_SECONDS_TO_CONNECT = 10.0
+_IMPLEMENTATIONS = {
+    name: getattr(tf.distribute.experimental.CommunicationImplementation, name.upper())
+    for name in ("auto", "ring", "nccl")
+}
 
 
 class MultiWorkerMirrored(Strategy):
@@ -140,24 +147,24 @@ class MultiWorkerMirrored(Strategy):
         return self._exchange.compile(self._own_shard, replica_step)
 
     def _exchange_for(self, update: Update) -> UpdateExchange:
-        config, of_replicas = self._config, (self._strategy, self._rank)
+        config, strategy, rank = self._config, self._strategy, self._rank
         if config.averaged == "parameters":
-            return WorkerAverages(*of_replicas, update, config)
+            return WorkerAverages(strategy, rank, update, config)
         # A single replica sends nothing, and has the whole state in any case.
         if config.compression and self.num_replicas > 1:
-            return CompressedSum(*of_replicas, config.compression, update)
+            return CompressedSum(strategy, rank, config.compression, update)
         if config.shard_optimizer_state and self.num_replicas > 1:
-            return ShardedUpdate(*of_replicas, update, config.all_reduce_dtype)
-        return SummedGradients(self._strategy, update, config.all_reduce_dtype)
+            return ShardedUpdate(strategy, rank, update, config.all_reduce_dtype)
+        return SummedGradients(strategy, update, config.all_reduce_dtype)
 
     def _own_shard(
-        self, outputs: tuple[Batch, ...], context: tf.distribute.ReplicaContext
+        self, shards: tuple[Batch, ...], context: tf.distribute.ReplicaContext
     ) -> Batch:
         if self._num_local == 1:
-            return outputs[0]
+            return shards[0]
         local = context.replica_id_in_sync_group % self._num_local
         # The replica's id is a tensor: the shard is selected inside the graph.
-        return tf.switch_case(local, [lambda share=share: share for share in outputs])
+        return tf.switch_case(local, [lambda shard=shard: shard for shard in shards])
 
     def optimizer_shard(self) -> OptimizerShard | None:
         return self._exchange.optimizer_shard() if self._exchange else None
@@ -181,7 +188,7 @@ class MultiWorkerMirrored(Strategy):
         # there if that task then exits: under load, the chief of 6 of about 30 diverged
         # runs ended with 138. So all meet once more. A task that loses another one here
         # knows that every task has ended its last collective.
-        with contextlib.suppress(*LOSSES):
+        with contextlib.suppress(*PEER_ERRORS):
             self.barrier()
 
     def broadcast_from_chief(self, variables: Sequence[tf.Variable]) -> None:
@@ -200,11 +207,3 @@ class MultiWorkerMirrored(Strategy):
         if self.num_replicas == 1 or self._exchange is None:
             return None
         return self._exchange.communication(gradient_bytes)
-
-
-# Short, because all tasks have just answered in the rendezvous.
-_SECONDS_TO_CONNECT = 10.0
-_IMPLEMENTATIONS = {
-    name: getattr(tf.distribute.experimental.CommunicationImplementation, name.upper())
-    for name in ("auto", "ring", "nccl")
-}

@@ -9,8 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.base import EndingPath, Strategy, Traits
-from strategies.cluster.failure_detection import LOSSES
+from strategies.base import ShutdownPath, Strategy, Traits
+from strategies.cluster.failure_detection import PEER_ERRORS
 from strategies.cluster.probes import is_serving
 from strategies.cluster.rendezvous import wait_for_cluster
 from strategies.cluster.resolver import resolver_of
@@ -101,8 +101,10 @@ class ParameterServer(Strategy):
         return cls(config, cluster)
 
     @classmethod
-    def serve(cls, config: StrategyConfig, cluster: Cluster, ending: EndingPath) -> int:
-        return serve(config, cluster, pathlib.Path(ending(cluster.task)))
+    def serve(
+        cls, config: StrategyConfig, cluster: Cluster, shutdown_path: ShutdownPath
+    ) -> int:
+        return serve(config, cluster, pathlib.Path(shutdown_path(cluster.task)))
 
     def scope(self) -> AbstractContextManager[Any]:
         return self._placement.scope()
@@ -190,18 +192,18 @@ class ParameterServer(Strategy):
         if self._synchronous is not None:
             self._synchronous.free_workers()
 
-    def shutdown_servers(self, ending: EndingPath, exit_code: int) -> None:
+    def shutdown_servers(self, shutdown_path: ShutdownPath, exit_code: int) -> None:
         failures: list[tf.errors.OpError] = []
         for job in self.traits.server_jobs:
             for index, address in enumerate(self._cluster.addresses[job]):
                 # Writing would never return for a worker that is suspended.
                 if not is_serving(address):
                     continue
-                path = ending(f"{job}-{index}")
+                path = shutdown_path(f"{job}-{index}")
                 try:
                     with tf.device(f"/job:{job}/task:{index}/device:CPU:0"):
                         tf.io.write_file(path, str(exit_code))
-                except LOSSES:
+                except PEER_ERRORS:
                     # A worker that is just back does not know this chief yet. It exits
                     # when it sees that the chief has ended.
                     continue

@@ -117,4 +117,6 @@ def _once_signals_are_awaited(function: Callable[[], T]) -> T:
 
 def _blocks_sigterm(status: str) -> bool:
     mask = re.search(r"^SigBlk:\s*(\w+)$", status, re.MULTILINE)
-    return mask is not None and bool(int(mask[1], 16) >> signal.SIGTERM - 1 & 1)
+    # Signal N is bit N - 1 of the mask.
+    bit = 1 << (signal.SIGTERM - 1)
+    return mask is not None and int(mask[1], 16) & bit != 0

@@ -47,7 +47,7 @@ class ProcessStarter:
         """Begins to prepare for processes with these variables; returns at once."""
 
     def prepare(self, environment: Mapping[str, str]) -> None:
-        """Prepares for processes with these variables, so that the first starts fast."""
+        """Prepares for processes with these variables: the first starts fast."""
 
     def start(self, program: Program) -> Process:
         process: subprocess.Popen[str] = subprocess.Popen(

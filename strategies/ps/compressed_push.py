@@ -167,10 +167,7 @@ class CompressedGradients(WholeGradients):
         return tf.cond(is_valid, write, lambda: tf.constant(False))
 
     def _initial(self) -> list[list[tf.Tensor]]:
-        return [
-            [tf.zeros(s.shape, s.dtype), *self._method.initial_state(s, seed=index)]
-            for index, s in self._specs.items()
-        ]
+        return self._method.initial_feedback(self._specs)
 
     def _at(
         self, feedback: _Feedback, version: tf.Tensor, worker: tf.Tensor
