@@ -6,6 +6,7 @@ import ast
 import functools
 import importlib
 import pathlib
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -14,17 +15,11 @@ from models import catalogue, factories
 if TYPE_CHECKING:
     from models.classification import ModelSpec
 
-# Modules of this folder that define no model.
-_NOT_MODELS = {
-    *("__init__", "base", "objective", "classification", "embedding"),
-    *("catalogue", "factories", "keras_applications", "name_collisions"),
-}
-
 
 def names() -> tuple[str, ...]:
-    """Returns the name of every model, sorted; does not import TensorFlow."""
-    folder = pathlib.Path(__file__).parent
-    return tuple(sorted({path.stem for path in folder.glob("*.py")} - _NOT_MODELS))
+    """Returns the name of every file with a SPEC, sorted; imports no TensorFlow."""
+    files = sorted(pathlib.Path(__file__).parent.glob("*.py"))
+    return tuple(f.stem for f in files if re.search(rb"(?m)^SPEC\b", f.read_bytes()))
 
 
 def using(setting: str) -> Callable[[], tuple[str, ...]]:

@@ -25,6 +25,12 @@ from strategies.inner_loop.loop import InnerLoop
 from strategies.inner_loop.replicated import all_reduce_local, compile_replicated
 from strategies.inner_loop.sharding import take_replica_shard
 
+_REDUCTIONS = {
+    "nccl": tf.distribute.NcclAllReduce,
+    "hierarchical": tf.distribute.HierarchicalCopyAllReduce,
+    "one_device": tf.distribute.ReductionToOneDevice,
+}
+
 
 class Mirrored(Strategy):
     """`tf.distribute.MirroredStrategy`, fed from one plain iterator.
@@ -113,10 +119,3 @@ def _check_halves(num_devices: int) -> None:
             f"equally many devices, and there are {num_devices}: use an even number of "
             "replicas, or auto or one_device."
         )
-
-
-_REDUCTIONS = {
-    "nccl": tf.distribute.NcclAllReduce,
-    "hierarchical": tf.distribute.HierarchicalCopyAllReduce,
-    "one_device": tf.distribute.ReductionToOneDevice,
-}

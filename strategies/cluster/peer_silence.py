@@ -63,7 +63,7 @@ class PeerStates:
         self._missing: dict[str, str] = {}
 
     def probe(self) -> Mapping[str, str]:
-        """Probes all tasks, and disconnects those that have been silent for too long.
+        """Probes all tasks, and disconnects tasks that are silent for too long.
 
         Returns:
           Problem of each missing task, as words that follow its name. A missing task

@@ -64,7 +64,7 @@ class NotedSettings:
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("SETTINGS: tuple = tuple('ab')", r"on line 1\)"),
+        ("SETTINGS: tuple = tuple('ab')", r"on line 2\)"),
         ("SETTINGS = 'dropout'", "SETTINGS is no tuple"),
         ("SETTINGS = (", "never closed"),
         ("# \0", "null bytes"),
@@ -73,7 +73,7 @@ class NotedSettings:
 def test_settings_that_cannot_be_read_are_refused(
     source: str, said: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "odd.py").write_text(source)
+    (tmp_path / "odd.py").write_text(f"SPEC = None\n{source}")
     monkeypatch.setattr(models, "__file__", str(tmp_path / "__init__.py"))
     models._settings_of.cache_clear()
     with pytest.raises(ValueError, match=rf"^models/odd\.py .*\(.*{said}"):
