@@ -73,7 +73,6 @@ class Project:
 
     @property
     def label(self) -> str:
-        """Command, and the number of its runs."""
         command = f"python -m trainers.main {' '.join(self.flags)}"
         if not self.cores:
             return command
@@ -118,7 +117,6 @@ class Peer:
 
     @property
     def label(self) -> str:
-        """Command."""
         return f"python -m benchmarks.peers.{self.script} {' '.join(self.flags)}"
 
     def measure(self, folder: pathlib.Path) -> Measured:
