@@ -232,10 +232,13 @@ def table_of(points: Sequence[Point]) -> str:
     rows = []
     for names, members in [*groups.items(), (("all", ""), list(points))]:
         found = summary_of(members)
-        worst = max(members, key=lambda p: abs(p.error) * (not p.is_fitted))
+        predicted = [p for p in members if not p.is_fitted]
         keys = ("median_error", "largest_error", "right_order")
         cells = ["-" if found[k] is None else f"{found[k]:.0%}" for k in keys]
-        at = f"{worst.replicas} replicas, width {worst.width}: {worst.error:+.0%}"
+        at = "-"
+        if predicted:
+            worst = max(predicted, key=lambda p: abs(p.error))
+            at = f"{worst.replicas} replicas, width {worst.width}: {worst.error:+.0%}"
         rows.append((*names, str(found["points"]), *cells, at))
     first = ("strategy", "bandwidth", "points", "median error", "largest error")
     return "\n".join(markdown_table((*first, "right order", "largest at"), rows))
@@ -272,8 +275,10 @@ def main() -> int:
         seconds = sum(_START_SECONDS + p.steps * p.predicted_seconds for p in points)
         minutes = repetitions * seconds / 60
         print(f"{len(points)} points, {minutes:.0f} minutes from here", flush=True)
+        # The folder changes no measurement.
+        given = [each for each in sys.argv[1:] if not each.startswith("--folder=")]
         content = {
-            "command": " ".join(["python -m benchmarks.growth", *_without_folder()]),
+            "command": " ".join(["python -m benchmarks.growth", *given]),
             "date": time.strftime("%Y-%m-%d"),
             "machine": this_machine(),
             "prediction": f"python -m trainers.main {' '.join(words)}",
@@ -289,11 +294,6 @@ def main() -> int:
     if arguments.record:
         _record(content, table_of(points))
     return 0
-
-
-def _without_folder() -> list[str]:
-    """Returns the arguments, without the folder, which changes no measurement."""
-    return [each for each in sys.argv[1:] if not each.startswith("--folder=")]
 
 
 def _parse_arguments() -> argparse.Namespace:

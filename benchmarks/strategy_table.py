@@ -28,7 +28,7 @@ _COMPARED = ("examples_per_second", "eval_accuracy")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Subject:
+class ComparedModel:
     """A model that all strategies train, with its description for the page."""
 
     name: str
@@ -36,14 +36,14 @@ class Subject:
     flags: Sequence[str]
 
 
-SUBJECTS = (
-    Subject(
+MODELS = (
+    ComparedModel(
         "dense",
         "64-512-512-10 on digits",
         ("--model=mlp", "--hidden_units=512,512"),
     ),
-    Subject("convolution", "a small convolutional network on digits", ()),
-    Subject(
+    ComparedModel("convolution", "a small convolutional network on digits", ()),
+    ComparedModel(
         "embedding",
         "embeddings of categorical columns and a small dense network on clicks",
         (
@@ -68,15 +68,15 @@ def main() -> int:
     arguments = _parse_arguments()
     if not arguments.render:
         record: dict[str, Any] = {"machine": this_machine(), "subjects": {}}
-        for subject in SUBJECTS:
-            command = command_of(subject)
+        for model in MODELS:
+            command = command_of(model)
             print(shlex.join(["python", *command[1:]]), flush=True)
-            folder = folder_of(subject.name)
+            folder = folder_of(model.name)
             code = subprocess.run([*command, f"--run_dir={folder}"], check=False)
             if code.returncode:
                 return 1
-            record["subjects"][subject.name] = {
-                "model": subject.model,
+            record["subjects"][model.name] = {
+                "model": model.model,
                 "command": shlex.join(["python", *command[1:]]),
                 **summary_of(json.loads((folder / "comparison.json").read_text())),
             }
@@ -88,11 +88,11 @@ def main() -> int:
     return 0
 
 
-def command_of(subject: Subject) -> list[str]:
+def command_of(model: ComparedModel) -> list[str]:
     """Returns the command that compares all strategies in all their ways to update."""
     arms = [f"--arm={name}: {' '.join(flags)}" for name, flags in arms_of().items()]
     start = [sys.executable, "-m", "trainers.main", "--mode=compare"]
-    return [*start, *arms, *subject.flags, *_SHARED_FLAGS]
+    return [*start, *arms, *model.flags, *_SHARED_FLAGS]
 
 
 def arms_of() -> dict[str, tuple[str, ...]]:

@@ -6,6 +6,7 @@ import ast
 import functools
 import importlib
 import pathlib
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -14,17 +15,11 @@ from models import catalogue, factories
 if TYPE_CHECKING:
     from models.classification import ModelSpec
 
-# Modules of this folder that define no model.
-_NOT_MODELS = {
-    *("__init__", "base", "objective", "classification", "embedding"),
-    *("catalogue", "factories", "keras_applications", "name_collisions"),
-}
-
 
 def names() -> tuple[str, ...]:
-    """Returns the name of every model, sorted; does not import TensorFlow."""
-    folder = pathlib.Path(__file__).parent
-    return tuple(sorted({path.stem for path in folder.glob("*.py")} - _NOT_MODELS))
+    """Returns the name of every file with a SPEC, sorted; imports no TensorFlow."""
+    files = sorted(pathlib.Path(__file__).parent.glob("*.py"))
+    return tuple(f.stem for f in files if re.search(rb"(?m)^SPEC\b", f.read_bytes()))
 
 
 def using(setting: str) -> Callable[[], tuple[str, ...]]:
@@ -37,17 +32,28 @@ def using(setting: str) -> Callable[[], tuple[str, ...]]:
 
 @functools.cache
 def _settings_of(name: str) -> tuple[str, ...]:
-    source = (pathlib.Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8")
-    for node in ast.parse(source).body:
-        match node:
-            case (
-                ast.Assign(targets=[ast.Name(id="SETTINGS")], value=value)
-                | ast.AnnAssign(
-                    target=ast.Name(id="SETTINGS"), value=ast.expr() as value
-                )
-            ):
-                return ast.literal_eval(value)
-    return ()
+    source = (pathlib.Path(__file__).parent / f"{name}.py").read_bytes()
+    settings = ()
+    try:
+        for node in ast.parse(source).body:
+            match node:
+                case (
+                    ast.Assign(targets=[ast.Name(id="SETTINGS")], value=value)
+                    | ast.AnnAssign(
+                        target=ast.Name(id="SETTINGS"), value=ast.expr() as value
+                    )
+                ):
+                    settings = ast.literal_eval(value)
+        if not isinstance(settings, tuple):
+            raise ValueError("SETTINGS is no tuple")
+    # `literal_eval` raises ValueError for no literal, with the address of an object.
+    except (SyntaxError, ValueError) as error:
+        problem = str(error).partition(": <")[0]
+        raise ValueError(
+            f"models/{name}.py has no settings that can be read ({problem}): "
+            "correct the file, with SETTINGS a tuple such as ('dropout',)."
+        ) from error
+    return settings
 
 
 def why_not(name: str) -> str | None:

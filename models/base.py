@@ -77,4 +77,4 @@ class TrainableModel(Protocol):
 
     @property
     def compiled_optimizer(self) -> keras.optimizers.Optimizer | None:
-        """Returns the optimizer to train with; None for the one of the settings."""
+        """Optimizer to train with; None for the one of the settings."""

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from models.base import Examples, Settings
-from models.classification import classifier, dropout, require_quantities
+from models.classification import classifier, dropout, require_images
 
 # tf.nn.l2_loss is half the sum of squares, and the tutorial multiplies it by 0.004;
 # Keras's L2 multiplies the whole sum.
@@ -69,12 +69,7 @@ class LocalResponseNormalization(keras.layers.Layer):
 
 def build(data: Examples, settings: Settings) -> keras.Model:
     """Builds two convolutions, pooled and normalized, and three dense layers."""
-    require_quantities("cifar10", data)
-    if len(data.input_shape) != 3 or min(data.input_shape[:2]) < 4:
-        raise ValueError(
-            "--model=cifar10 takes images of height x width x channels from 4x4 up; "
-            f"the data set's examples have shape {data.input_shape}: use --model=mlp."
-        )
+    require_images("cifar10", data, smallest=4)
     images = keras.Input(data.input_shape, name="images")
     hidden = _convolution("conv1", bias=0.0)(images)
     # The tutorial pools before it normalizes here, and after it in the second block.

@@ -116,6 +116,18 @@ def require_quantities(model: str, data: Examples) -> None:
         )
 
 
+def require_images(model: str, data: Examples, smallest: int = 0) -> None:
+    """Raises ValueError unless examples are images of a smallest size or larger."""
+    require_quantities(model, data)
+    if len(data.input_shape) == 3 and min(data.input_shape[:2]) >= smallest:
+        return
+    sizes = f" from {smallest}x{smallest} up" if smallest else ""
+    raise ValueError(
+        f"--model={model} takes images of height x width x channels{sizes}; the data "
+        f"set's examples have shape {data.input_shape}: use --model=mlp."
+    )
+
+
 def dropout(rate: float, name: str, seed: int) -> keras.layers.Layer:
     """Returns a layer of dropout that leaves the initial weights of others unchanged.
 

@@ -5,18 +5,13 @@ from __future__ import annotations
 import keras
 
 from models.base import Examples, Settings
-from models.classification import classifier, dropout, require_quantities
+from models.classification import classifier, dropout, require_images
 
 
 def build(data: Examples, settings: Settings) -> keras.Model:
     """Builds two convolutions with pooling, then a dense layer and logits."""
-    require_quantities("convnet", data)
     # Each of two poolings halves height and width.
-    if len(data.input_shape) != 3 or min(data.input_shape[:2]) < 4:
-        raise ValueError(
-            "--model=convnet takes images of height x width x channels from 4x4 up; "
-            f"the data set's examples have shape {data.input_shape}: use --model=mlp."
-        )
+    require_images("convnet", data, smallest=4)
     images = keras.Input(data.input_shape, name="images")
     hidden = images
     for index, filters in enumerate((32, 64), start=1):

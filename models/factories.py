@@ -26,7 +26,8 @@ FORM = "package.module:factory or path/to/file.py:factory"
 PATTERN = "*:*"
 # The examples of this project are found from any folder.
 _EXAMPLES = "examples"
-_BELOW = __name__.rpartition("models")[0]
+# Empty in a clone. In the wheel all packages are below this name (setup.py).
+_PACKAGE_PREFIX = __name__.rpartition("models")[0]
 _FACTORY = re.compile(
     r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*|[^:]+\.py):(?P<name>[A-Za-z_]\w*)"
 )
@@ -138,10 +139,10 @@ def _module(module: str) -> types.ModuleType:
     if not _is_file(module):
         return importlib.import_module(module)
     path = pathlib.Path(module).absolute()
-    # No module of another name can be taken for it, such as this project's `models`.
+    # The hash keeps it apart from every other module, such as this project's `models`.
     name = f"_file_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
     if name not in sys.modules:
-        # As where Python runs a file, it finds what lies beside it.
+        # The file can import the modules beside it, as a program can.
         if str(path.parent) not in sys.path:
             sys.path.append(str(path.parent))
         # Entered before it runs, as Python does: classes are pickled by it.
@@ -166,7 +167,7 @@ def _parts(name: str) -> tuple[str, str]:
         return os.path.expanduser(module), found["name"]
     package = module.partition(".")[0]
     if package == _EXAMPLES and importlib.util.find_spec(_EXAMPLES) is None:
-        module = _BELOW + module
+        module = _PACKAGE_PREFIX + module
     return module, found["name"]
 
 

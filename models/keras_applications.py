@@ -8,7 +8,7 @@ import keras
 
 from models.base import Examples, Settings
 from models.catalogue import PREFIX
-from models.classification import ModelSpec, classifier, require_quantities
+from models.classification import ModelSpec, classifier, require_images
 
 
 def spec_of(name: str) -> ModelSpec:
@@ -18,12 +18,7 @@ def spec_of(name: str) -> ModelSpec:
 
 def _build(name: str, data: Examples, settings: Settings) -> keras.Model:
     """Builds a classifier without its last activation: its outputs are logits."""
-    require_quantities(PREFIX + name, data)
-    if len(data.input_shape) != 3:
-        raise ValueError(
-            f"--model={PREFIX}{name} takes images of height x width x channels; the "
-            f"data set's examples have shape {data.input_shape}: use --model=mlp."
-        )
+    require_images(PREFIX + name, data)
     make = getattr(keras.applications, name)
     try:
         return make(

@@ -20,7 +20,7 @@ def check_names(path: str, option: str) -> None:
     Python keeps one module of a name, and the program's own would not be found.
 
     Args:
-      path: Path of the file. The modules beside it that it imports are looked at too.
+      path: Path of the file. Modules in its folder that it imports are checked too.
       option: Option that names the file, for the message.
 
     Raises:

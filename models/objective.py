@@ -67,10 +67,12 @@ class Summed(NamedTuple):
 # Start of the names of sums that are not summed over steps: the last step's counts, as
 # `fit` reports numbers that are no metrics.
 LATEST = "latest/"
-
-
 # The value of each example, [n], or their sum.
-Values = Mapping[str, "tf.Tensor | Summed"]
+Values = Mapping[str, tf.Tensor | Summed]
+# A function of the same arguments as `PerExample`.
+ClassPredictionsFunction = Callable[[Any, Any], ClassPredictions | None]
+# A function of a model and a batch that returns scalar sums over its rows, by name.
+Totals = Callable[[Predict, Any], Mapping[str, tf.Tensor]]
 
 
 def add_steps(sums: MutableMapping[str, Any], steps: Mapping[str, np.ndarray]) -> None:
@@ -130,13 +132,6 @@ def means_over_examples(sums: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-# A function of the same arguments as `PerExample`.
-ClassPredictionsFunction = Callable[[Any, Any], "ClassPredictions | None"]
-
-
-Totals = Callable[[Predict, Any], Mapping[str, "tf.Tensor"]]
-
-
 class Objective(Protocol):
     """The loss that is minimized, and the metrics that are reported."""
 
@@ -175,10 +170,7 @@ class Objective(Protocol):
 
     @property
     def totals(self) -> Totals | None:
-        """Function for what `values` needs of the whole global batch; None for nothing.
-
-        It takes a model and a batch, and returns scalar sums over the rows, by name.
-        """
+        """Function to the sums of a global batch that `values` needs; None for none."""
 
     def results(self, sums: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the loss and metrics of any number of examples, as in logs of `fit`.

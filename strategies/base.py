@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from strategies.config import StrategyConfig
 
 
-# Function from the name of a task to the path of its shutdown file.
+# Function from the name of a task to the path of its shutdown file, on its machine.
 ShutdownPath = Callable[[str], str]
 
 
@@ -181,8 +181,8 @@ class Strategy(abc.ABC):
         """Returns what a replica sends for one update; None if it sends nothing.
 
         Args:
-          gradient_bytes: Bytes of a replica's gradient; if the model is split, bytes
-            that one stage computes for another from a global batch.
+          gradient_bytes: Bytes of a replica's gradient. With a split model: bytes of
+            activations that one stage sends to another for a global batch.
         """
 
     def replica_state(self) -> Sequence[tf.Variable]:
@@ -219,9 +219,11 @@ class Strategy(abc.ABC):
         """Broadcasts the chief's values of variables to all processes.
 
         All processes have to call this method with the same variables, and none returns
-        before all have called it; with no variables it is a barrier. Unlike a step, it
-        allows processes to arrive at very different times.
+        before all have called it. Processes may arrive at very different times.
         """
+
+    def barrier(self) -> None:
+        """Waits until all processes have called this method, at any times."""
 
     def messages_of_all(self, message: bytes) -> Sequence[bytes]:
         """Returns the messages of all processes that train together, by their rank.
@@ -245,7 +247,7 @@ class Strategy(abc.ABC):
         Args:
           config: Configuration, the same as the chief's.
           cluster: Cluster as seen from this task.
-          shutdown_path: Paths of the files that `shutdown_servers` writes.
+          shutdown_path: Function that returns the path of a task's shutdown file.
         """
         raise NotImplementedError(f"{cls.name} has no tasks that only serve")
 
@@ -253,12 +255,12 @@ class Strategy(abc.ABC):
         """Shuts down the servers of this process.
 
         Args:
-          shutdown_path: Paths of the servers' files, each on its server's machine.
+          shutdown_path: Function that returns the path of a task's shutdown file.
           exit_code: Exit code of this process, which becomes theirs.
         """
 
     def pause(self) -> None:
-        """Ends the work of other tasks for a training, and frees its data.
+        """Ends the other tasks' work for a training, and drops their data of it.
 
         Another training may follow.
         """

@@ -340,18 +340,10 @@ class StrategyConfig:
     def traits(self) -> Traits:
         """Traits that the strategy declares, adjusted to this configuration."""
         declared = registry.traits(self.strategy)
-        matches = declared.matches_one_device
-        if declared.updates:
-            # Stale or dropped gradients make another training.
-            matches = self.is_synchronous and not self.backup_workers
-        if self.gradient_reduction != "mean" or self.average == "parameters":
-            matches = False
-        if self.compression is not None or self.all_reduce_dtype != "as_is":
-            matches = False
         return dataclasses.replace(
             declared,
             synchronous=self.is_synchronous,
-            matches_one_device=matches,
+            matches_one_device=self._matches_one_device(declared),
             # Asynchronous replicas read any step on request.
             supports_streaming=declared.supports_streaming and self.is_synchronous,
             # An asynchronous update has the gradient of one replica: nothing to
@@ -359,6 +351,16 @@ class StrategyConfig:
             averages=declared.averages if self.is_synchronous else (),
             reuses_traces=declared.reuses_traces and not self._keeps_own_state,
         )
+
+    def _matches_one_device(self, declared: Traits) -> bool:
+        if self.gradient_reduction != "mean" or self.average == "parameters":
+            return False
+        if self.compression is not None or self.all_reduce_dtype != "as_is":
+            return False
+        if declared.updates:
+            # Stale or dropped gradients make another training.
+            return self.is_synchronous and not self.backup_workers
+        return declared.matches_one_device
 
     @property
     def _keeps_own_state(self) -> bool:
@@ -386,7 +388,7 @@ class StrategyConfig:
         replicas = self.num_replicas or self.device_choice.num_devices
         if self.traits.multi_process:
             replicas = self.expected_workers
-        return not (self.is_synchronous or replicas == 1)
+        return not self.is_synchronous and replicas != 1
 
     @property
     def averaged(self) -> str | None:

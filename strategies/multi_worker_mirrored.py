@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.base import Strategy, Traits
-from strategies.cluster.failure_detection import LOSSES
+from strategies.cluster.failure_detection import PEER_ERRORS
 from strategies.cluster.peer_silence import SilenceWatchdog
 from strategies.cluster.rendezvous import wait_for_cluster
 from strategies.cluster.resolver import resolver_of
@@ -47,10 +47,6 @@ from strategies.local_sgd.worker_averages import WorkerAverages
 
 # Short, because all tasks have just answered in the rendezvous.
 _SECONDS_TO_CONNECT = 10.0
-# The barrier waits for work such as the chief's checkpoint, which may take longer than
-# a step. A task that dies in the meantime is detected at once, and a silent task by
-# `SilenceWatchdog`: this limit is only for tasks that answer and do nothing.
-_SECONDS_FOR_CHIEF = 600
 
 
 class MultiWorkerMirrored(Strategy):
@@ -85,8 +81,10 @@ class MultiWorkerMirrored(Strategy):
         implementation = tf.distribute.experimental.CommunicationImplementation(
             config.collective_implementation.upper()
         )
+        # Without a time limit: a chief may save, or run a program's code, for any time.
+        # A dead task is detected at once, a silent one by `SilenceWatchdog`.
         communication = tf.distribute.experimental.CommunicationOptions(
-            timeout_seconds=_SECONDS_FOR_CHIEF, implementation=implementation
+            implementation=implementation
         )
         # Waits for all tasks before TensorFlow, which would wait in C++ without a
         # message.
@@ -193,16 +191,16 @@ class MultiWorkerMirrored(Strategy):
         # there if that task then exits: under load, the chief of 6 of about 30 diverged
         # runs ended with 138. So all meet once more. A task that loses another one here
         # knows that every task has ended its last collective.
-        with contextlib.suppress(*LOSSES):
-            self.broadcast_from_chief([])
+        with contextlib.suppress(*PEER_ERRORS):
+            self.barrier()
 
     def broadcast_from_chief(self, variables: Sequence[tf.Variable]) -> None:
-        if not variables:
-            self._chief_values.meet()
-            return
         self._chief_values.assign(variables)
         self._start_up.end()
         self._silence_watchdog.start()
+
+    def barrier(self) -> None:
+        self._chief_values.meet()
 
     def close(self) -> None:
         self._start_up.end()

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.base import ShutdownPath, Strategy, Traits
-from strategies.cluster.failure_detection import LOSSES
+from strategies.cluster.failure_detection import PEER_ERRORS
 from strategies.cluster.probes import is_serving
 from strategies.cluster.rendezvous import wait_for_cluster
 from strategies.cluster.resolver import resolver_of
@@ -199,7 +199,7 @@ class ParameterServer(Strategy):
                 try:
                     with tf.device(f"/job:{job}/task:{index}/device:CPU:0"):
                         tf.io.write_file(path, str(exit_code))
-                except LOSSES:
+                except PEER_ERRORS:
                     # A worker that is just back does not know this chief yet. It exits
                     # when it sees that the chief has ended.
                     continue

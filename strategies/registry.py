@@ -77,19 +77,25 @@ def _declarations() -> dict[str, _Declaration]:
     found: dict[str, _Declaration] = {}
     # Only this folder: subfolders hold no strategies.
     for path in sorted(_FOLDER.glob("*.py")):
-        for node in _parsed(path).body:
-            if isinstance(node, ast.ClassDef) and any(
-                isinstance(base, ast.Name) and base.id == "Strategy"
-                for base in node.bases
-            ):
-                name, traits = _literals(node, path)
-                if name in found:
-                    raise UsageError(
-                        f"strategies/{path.name}: class {node.name} has the name "
-                        f"{name!r} of {found[name].path}: give each its own."
-                    )
-                found[name] = _Declaration(f"strategies.{path.stem}", node.name, traits)
+        for node in _strategy_classes(path):
+            name, traits = _literals(node, path)
+            if name in found:
+                raise UsageError(
+                    f"strategies/{path.name}: class {node.name} has the name "
+                    f"{name!r} of {found[name].path}: give each its own."
+                )
+            found[name] = _Declaration(f"strategies.{path.stem}", node.name, traits)
     return found
+
+
+def _strategy_classes(path: pathlib.Path) -> list[ast.ClassDef]:
+    """Returns the classes of a file with the base class `Strategy`."""
+    return [
+        node
+        for node in _parsed(path).body
+        if isinstance(node, ast.ClassDef)
+        and any(isinstance(b, ast.Name) and b.id == "Strategy" for b in node.bases)
+    ]
 
 
 def _parsed(path: pathlib.Path) -> ast.Module:

@@ -157,7 +157,7 @@ def test_only_flags_reads_the_command_line() -> None:
 
 
 COLLECTIVES = (
-    *("broadcast_from_chief", "wait_until_all_are_done"),
+    *("broadcast_from_chief", "barrier", "wait_until_all_are_done"),
     *("average_replica_variables", "gather_replica_state", "agree_on_step"),
     "messages_of_all",
 )

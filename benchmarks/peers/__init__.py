@@ -1,1 +1,1 @@
-"""Scripts that a user would write instead, without any code of this project."""
+"""Scripts that a user would write instead, without training code of this project."""

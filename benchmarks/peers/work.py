@@ -90,7 +90,7 @@ class Stopwatch:
         seconds = time.perf_counter() - self._last
         if self._first_step_seconds is None:
             self._first_step_seconds = seconds_since_start()
-        # The first two calls trace and warm up.
+        # The first two calls trace and warm up. Without a fourth, the third counts.
         self._num_calls += 1
         if self._num_calls <= _WARM_UP_CALLS + 1:
             self._steps, self._seconds = 0, 0.0

@@ -18,6 +18,7 @@ from strategies.cluster.spec import Cluster
 from strategies.launcher.launch_config import local_cluster
 
 _PATIENCE_SECONDS = 900.0
+_POLL_SECONDS = 0.01
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +49,7 @@ class Side(Protocol):
 
     @property
     def label(self) -> str:
-        """Returns the command, or a line that describes the side."""
+        """Command, or a line that describes the side."""
 
     def measure(self, folder: pathlib.Path) -> Measured:
         """Runs it once, in an empty folder.
@@ -72,7 +73,6 @@ class Project:
 
     @property
     def label(self) -> str:
-        """Returns the command, and the number of its runs."""
         command = f"python -m trainers.main {' '.join(self.flags)}"
         if not self.cores:
             return command
@@ -89,8 +89,7 @@ class Project:
         ]
         started = time.perf_counter()
         with _started(commands, folder) as processes:
-            for index, process in enumerate(processes):
-                _outcome(process, folder / f"{index}.log")
+            _wait_for(processes, folder)
         seconds = time.perf_counter() - started
         found = [_of_run(run, seconds) for run in runs]
         return dataclasses.replace(
@@ -118,7 +117,6 @@ class Peer:
 
     @property
     def label(self) -> str:
-        """Returns the command."""
         return f"python -m benchmarks.peers.{self.script} {' '.join(self.flags)}"
 
     def measure(self, folder: pathlib.Path) -> Measured:
@@ -128,8 +126,9 @@ class Peer:
         with _started(
             [(command, env) for env in self._environments()], folder
         ) as processes:
-            lines = _outcome(processes[0], folder / "0.log").strip().splitlines()
+            _wait_for(processes, folder)
         seconds = time.perf_counter() - started
+        lines = (folder / "0.log").read_text(encoding="utf-8").strip().splitlines()
         return Measured(wall_seconds=seconds, **json.loads(lines[-1]))
 
     def _environments(self) -> Sequence[Mapping[str, str]]:
@@ -196,9 +195,23 @@ def _started(
                 process.wait()
 
 
-def _outcome(process: subprocess.Popen[bytes], log: pathlib.Path) -> str:
-    code = process.wait(_PATIENCE_SECONDS)
-    if code != 0:
-        errors = log.with_suffix(".errors").read_text(errors="replace")
-        raise RuntimeError(f"{process.args!r} ended with {code}: {errors[-2000:]}")
-    return log.read_text(encoding="utf-8")
+def _wait_for(
+    processes: Sequence[subprocess.Popen[bytes]], folder: pathlib.Path
+) -> None:
+    """Waits for the end of all processes, or the failure of one.
+
+    Raises:
+      RuntimeError: One failed, or did not end in time.
+    """
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    codes = [process.poll() for process in processes]
+    while None in codes and not any(codes) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+        codes = [process.poll() for process in processes]
+    if all(code == 0 for code in codes):
+        return
+    # Others may still wait for one that failed.
+    index = codes.index(next(filter(None, codes), None))
+    errors = (folder / f"{index}.errors").read_text(errors="replace")
+    how = "did not end" if codes[index] is None else f"ended with {codes[index]}"
+    raise RuntimeError(f"{processes[index].args!r} {how}: {errors[-2000:]}")

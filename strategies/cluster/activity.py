@@ -23,7 +23,8 @@ _WAITING, _HELPERS = f"{_ROOT}/strategies/", f"{_ROOT}/strategies/common/"
 _PROJECT = (_WAITING, f"{_ROOT}/models/", f"{_ROOT}/trainers/")
 _STANDARD = ("<frozen ", f"{sysconfig.get_paths()['stdlib']}/")
 _TENSORFLOW = "/tensorflow/python/"
-# In TensorFlow 2.21, what calls Python from an operation, and a generator of tf.data.
+# In TensorFlow 2.21, the files that call Python from an operation and from a generator
+# of tf.data.
 _CALLED = "tensorflow/python/ops/script_ops.py"
 _GENERATOR = "tensorflow/python/data/ops/from_generator_op.py"
 _SECONDS_BETWEEN_SAMPLES = 0.3
@@ -33,7 +34,7 @@ _LEAST_CORES = 0.2
 
 
 class Sign(enum.Enum):
-    """Sign of work; the value is what a task with it has been doing."""
+    """Sign of work. Its value completes "which for 12 s has been ..."."""
 
     MAIN_THREAD = "in {where}"
     INPUT = "in its input: Python, {where}"
@@ -51,18 +52,26 @@ def observe_activity() -> tuple[Sign, str]:
     file = next((blocked[call] for call in _blocked_threads() if call in blocked), "")
     stacks = sys._current_frames()
     main = stacks.pop(threading.main_thread().ident or 0)
-    waits = next(iter(_own_frames(main))).f_code.co_filename.startswith(_WAITING)
+    waits = _own_frames(main)[0].f_code.co_filename.startswith(_WAITING)
     if waits or _TENSORFLOW in main.f_code.co_filename:
         for frame in stacks.values():
-            files = [f.f_code.co_filename for f, _ in traceback.walk_stack(frame)]
-            if any(name.endswith(_CALLED) for name in files):
-                is_input = any(name.endswith(_GENERATOR) for name in files)
-                return Sign.INPUT if is_input else Sign.GRAPH, _where(frame)
-    if not waits and not file:
-        return Sign.MAIN_THREAD, _where(main)
+            sign = _call_from_tensorflow(frame)
+            if sign is not None:
+                return sign, _where(frame)
     if file:
         return Sign.DISK, file if waits else f"{_where(main)}, {file}"
+    if not waits:
+        return Sign.MAIN_THREAD, _where(main)
     return (Sign.COMPUTES if cores > _LEAST_CORES else Sign.NONE), ""
+
+
+def _call_from_tensorflow(frame: FrameType) -> Sign | None:
+    """Returns the sign of a thread in which TensorFlow has called Python, or None."""
+    files = [each.f_code.co_filename for each, _ in traceback.walk_stack(frame)]
+    if not any(file.endswith(_CALLED) for file in files):
+        return None
+    is_input = any(file.endswith(_GENERATOR) for file in files)
+    return Sign.INPUT if is_input else Sign.GRAPH
 
 
 def _own_frames(frame: FrameType) -> list[FrameType]:
@@ -78,14 +87,17 @@ def _is_own(file: str) -> bool:
 
 
 def _where(frame: FrameType) -> str:
-    """Returns the innermost function of the project or the user, with its line."""
+    """Returns the innermost function of the project or the user, with its line.
+
+    If AutoGraph has written all of them, it is the outermost, without a line.
+    """
     own = _own_frames(frame)
     # AutoGraph divides a function into several, in a file with another name.
     written = [f for f in own if "__autograph_generated" not in f.f_code.co_filename]
-    last = (written or own[-1:])[0]
-    file = pathlib.Path(last.f_code.co_filename).name
-    place = f" ({file}:{last.f_lineno})" if written else ""
-    return f"{last.f_code.co_name}{place}"
+    if not written:
+        return own[-1].f_code.co_name
+    code, line = written[0].f_code, written[0].f_lineno
+    return f"{code.co_name} ({pathlib.Path(code.co_filename).name}:{line})"
 
 
 def _blocked_threads() -> dict[str, str]:

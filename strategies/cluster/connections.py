@@ -45,7 +45,9 @@ def disconnect(address: str) -> None:
     To TensorFlow the other process then seems to have ended: operations that wait for
     it fail at once.
     """
-    _for_each_connection([address], lambda same: same.shutdown(socket.SHUT_RDWR))
+    _for_each_connection(
+        [address], lambda connection: connection.shutdown(socket.SHUT_RDWR)
+    )
 
 
 def limit_silence(addresses: Iterable[str], patience_seconds: float) -> None:
@@ -65,9 +67,9 @@ def limit_silence(addresses: Iterable[str], patience_seconds: float) -> None:
     # The kernel takes an int; 0 would be its own default.
     milliseconds = min(max(round(1000 * patience_seconds), 1), _LARGEST_INT)
 
-    def limit(same: socket.socket) -> None:
+    def limit(connection: socket.socket) -> None:
         # Data that is not acknowledged for this long ends the connection (tcp(7)).
-        same.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
     _for_each_connection(addresses, limit)
 
@@ -78,15 +80,15 @@ def _for_each_connection(
     """Calls a function with each TCP connection of this process to given addresses."""
     # An address that cannot be resolved now matches no connection.
     wanted = {place[:2] for address in addresses for place in sockets_of(address)}
-    for connection in psutil.Process().net_connections(kind="tcp"):
-        remote = connection.raddr
+    for found in psutil.Process().net_connections(kind="tcp"):
+        remote = found.raddr
         # gRPC writes IPv4 addresses as IPv6 addresses, such as ::ffff:127.0.0.1.
         if not remote or (remote[0].removeprefix("::ffff:"), remote[1]) not in wanted:
             continue
         # gRPC may have closed it in the meantime, and another file have its number.
-        with contextlib.suppress(OSError), _duplicate(connection.fd) as same:
-            if same.getpeername()[:2] == tuple(remote):
-                act(same)
+        with contextlib.suppress(OSError), _duplicate(found.fd) as connection:
+            if connection.getpeername()[:2] == tuple(remote):
+                act(connection)
 
 
 def _duplicate(descriptor: int) -> socket.socket:

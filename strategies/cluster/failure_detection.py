@@ -38,11 +38,11 @@ _SIGNS = (
 # TensorFlow raises these for work that was under way. They have other causes too, and
 # count only if a task is missing.
 _CONSEQUENCES = (tf.errors.CancelledError, tf.errors.InternalError)
-# All of them, and what it raises for a task that was started again in the meantime, at
-# the same address (tensorflow/core/distributed_runtime/eager/eager_service_impl.cc,
+# All of them, and the error about a task that was started again in the meantime, at the
+# same address (tensorflow/core/distributed_runtime/eager/eager_service_impl.cc,
 # `GetServerContext`). Disk errors have other classes.
-LOSSES = (*_SIGNS, *_CONSEQUENCES, tf.errors.InvalidArgumentError)
-# If it raises this, one worker was started again and another task may be dead.
+PEER_ERRORS = (*_SIGNS, *_CONSEQUENCES, tf.errors.InvalidArgumentError)
+# A part of that error's message. One task was started again; another may be dead.
 _RESTARTED = "restarted"
 # tensorflow/core/distributed_runtime/rpc/grpc_server_lib.cc, `GrpcServer::Init`.
 _NO_SERVER = "Could not start gRPC server"
@@ -50,6 +50,7 @@ _NO_SERVER = "Could not start gRPC server"
 CUT_OFF = "reaches no other task: its network is cut off"
 _MOST_NAMED = 4
 _SECONDS_TO_DIE = 0.3
+_POLL_SECONDS = 1.0
 
 
 @contextlib.contextmanager
@@ -92,13 +93,13 @@ def _lost_peer(cluster: Cluster, error: tf.errors.OpError) -> PeerLostError | No
     peers = cluster.peers()
     if not peers:
         return None
-    gone = _without(peers, accepts)
+    gone = _not_answering(peers, accepts)
     if not gone and isinstance(error, tf.errors.UnavailableError):
         # A killed process loses its connections one after the other, and its listening
         # port may be the last.
         time.sleep(_SECONDS_TO_DIE)
-        gone = _without(peers, accepts)
-    is_unreachable = bool(gone) and not _without(gone, _is_silent)
+        gone = _not_answering(peers, accepts)
+    is_unreachable = set(for_each(gone, peer_state).values()) == {PeerState.SILENT}
     if is_unreachable and len(gone) == len(peers) > 1:
         return PeerLostError(f"{cluster.task} at {cluster.address} {CUT_OFF}; {REMEDY}")
     if gone:
@@ -108,31 +109,24 @@ def _lost_peer(cluster: Cluster, error: tf.errors.OpError) -> PeerLostError | No
         return None
     # All peers accept connections, but the kernel also does so for a stopped process.
     # A peer that has been continued in the meantime cannot be distinguished.
-    silent_peers = _without(peers, is_serving)
+    silent_peers = _not_answering(peers, is_serving)
     one_of = "one of " if len(peers) > 1 and not silent_peers else ""
     silent = f"{one_of}{_named(silent_peers or peers)} does not answer"
     return PeerLostError(f"{silent} ({type(error).__name__}): {REMEDY}")
 
 
-def _is_silent(address: str) -> bool:
-    return peer_state(address) is PeerState.SILENT
-
-
-def _without(
+def _not_answering(
     peers: Mapping[str, str], answers: Callable[[str], bool]
 ) -> Mapping[str, str]:
     """Returns the tasks at whose address a function returns False."""
-    there = for_each(peers, answers)
-    return {task: address for task, address in peers.items() if not there[task]}
+    found = for_each(peers, answers)
+    return {task: address for task, address in peers.items() if not found[task]}
 
 
 def _named(tasks: Mapping[str, str]) -> str:
     names = [f"{task} at {address}" for task, address in tasks.items()]
     more = len(names) - _MOST_NAMED
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-_POLL_SECONDS = 1.0
 
 
 @contextlib.contextmanager
@@ -183,9 +177,9 @@ def monitor_workers(
         # Python still runs signal handlers, and only in the main thread.
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
         # At the end the run asks for values of the missing tasks, on new connections,
-        # and gRPC waits 20 s for each answer. `missing` disconnects them again.
+        # and gRPC waits 20 s for each answer. `probe` disconnects them again.
         while not ended.wait(_POLL_SECONDS):
-            states.missing()
+            states.probe()
 
     signal.signal(signal.SIGUSR1, raise_in_main_thread)
     thread = threading.Thread(target=watch, daemon=True)
@@ -211,7 +205,7 @@ def _until_too_few_are_left(
     gone: set[str] = set()
     enough_at = time.monotonic()
     while not ended.wait(_POLL_SECONDS):
-        missing = states.missing()
+        missing = states.probe()
         there = workers.keys() - missing.keys()
         enough = len(there) >= num_required
         others = "; the others go on" if enough else ""

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from strategies.cluster.activity import Sign, observe_activity
-from strategies.cluster.probes import PeerState, for_each, host_and_port, peer_state
+from strategies.cluster.probes import PeerState, ask_each, host_and_port, peer_state
 from strategies.cluster.rendezvous import bound_socket
 from strategies.cluster.spec import Cluster
 from strategies.common.strict_json import parse_json
@@ -94,20 +94,20 @@ def answer_questions(
 
 def ask_peers(cluster: Cluster) -> dict[str, Report | PeerState]:
     """Returns the report of each peer, or without one the state of its TCP port."""
-    return for_each({peer[0]: peer for peer in cluster.peers().items()}, _ask)
+    return ask_each(cluster.peers(), _ask)
 
 
-def _ask(peer: tuple[str, str]) -> Report | PeerState:
-    """Returns the report of a task, by its name and address, or its port's state."""
-    state = peer_state(peer[1])
+def _ask(task: str, address: str) -> Report | PeerState:
+    """Returns the report of a task, or the state of its port."""
+    state = peer_state(address)
     # Only who has read the question knows its number.
     number = secrets.token_hex(8)
-    question = json.dumps({"to": peer[0], "number": number}).encode().ljust(_BYTES)
+    question = json.dumps({"to": task, "number": number}).encode().ljust(_BYTES)
     # A suspended task, or one whose machine is off, need not be asked.
-    attempts = _ATTEMPTS if state is PeerState.THERE else 0
+    attempts = _ATTEMPTS if state is PeerState.SERVING else 0
     for _ in range(attempts):
         with contextlib.suppress(*_FAILURES):
-            asking, place = _socket_for(peer[1])
+            asking, place = _socket_for(address)
             with asking:
                 asking.settimeout(_SECONDS_PER_ATTEMPT)
                 asking.sendto(question, place)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from strategies.cluster.probes import for_each, host_and_port
+from strategies.cluster.probes import ask_each, host_and_port
 from strategies.cluster.rendezvous import accepting, hold_port
 from strategies.cluster.spec import Cluster
 from strategies.common.strict_json import parse_json
@@ -32,22 +32,22 @@ class Answer:
     """Answer of another task.
 
     Attributes:
-      card: Node information of the task; None without an answer.
-      silence: Reason for the missing card, in a few words.
+      node_info: Node information of the task; None without an answer.
+      problem: Reason for the missing answer, in a few words.
     """
 
-    card: Mapping[str, Any] | None = None
-    silence: str = ""
+    node_info: Mapping[str, Any] | None = None
+    problem: str = ""
 
 
 def exchange(
-    cluster: Cluster, card: Mapping[str, Any], seconds: float
+    cluster: Cluster, node_info: Mapping[str, Any], seconds: float
 ) -> dict[str, Answer]:
     """Sends this task's node information to all others, and returns theirs by task.
 
     Args:
       cluster: Cluster of all tasks.
-      card: Node information of this task, a JSON object.
+      node_info: Node information of this task, a JSON object.
       seconds: Longest wait for all other tasks together, in seconds.
 
     Raises:
@@ -57,39 +57,37 @@ def exchange(
     missing = {t: a for t, a in cluster.tasks().items() if t != cluster.task}
     answers = {task: Answer() for task in missing}
     deadline = time.monotonic() + seconds
-    server = _InfoServer({**card, "task": cluster.task}, set(missing))
+    server = _InfoServer({**node_info, "task": cluster.task}, set(missing))
     with hold_port(cluster) as listener, accepting(listener, server.answer):
         # A task that has all answers still serves the tasks that have none yet.
         while (missing or not server.is_done()) and time.monotonic() < deadline:
-            peers = {peer[0]: peer for peer in missing.items()}
-            answers |= for_each(peers, functools.partial(_ask, cluster.task))
-            missing = {t: a for t, a in missing.items() if not answers[t].card}
+            answers |= ask_each(missing, functools.partial(_ask, cluster.task))
+            missing = {t: a for t, a in missing.items() if not answers[t].node_info}
             time.sleep(_SECONDS_BETWEEN_ROUNDS)
     return answers
 
 
-def _ask(own_name: str, peer: tuple[str, str]) -> Answer:
-    """Returns the answer of a task, by its name and address."""
-    task, address = peer
+def _ask(own_name: str, task: str, address: str) -> Answer:
+    """Returns the answer of a task."""
     place = host_and_port(address)
     try:
         with socket.create_connection(place, _SECONDS_A_MESSAGE) as connection:
             _send(connection, {"task": own_name})
             received = _receive(connection)
     except socket.gaierror:
-        return Answer(silence=f"the host name {place[0]} is not known here")
+        return Answer(problem=f"the host name {place[0]} is not known here")
     except TimeoutError:
-        return Answer(silence="no answer: a firewall, or a host that is down")
+        return Answer(problem="no answer: a firewall, or a host that is down")
     except ConnectionRefusedError:
-        return Answer(silence="nothing listens there")
+        return Answer(problem="nothing listens there")
     except (ValueError, ConnectionResetError, BrokenPipeError):
-        return Answer(silence="something else uses that port")
+        return Answer(problem="something else uses that port")
     except OSError as error:
-        return Answer(silence=(error.strerror or str(error)).lower())
+        return Answer(problem=(error.strerror or str(error)).lower())
     # Two entries of the cluster may lead to the same process, or to another cluster.
     if received.get("task") != task:
-        return Answer(silence="another task or program answers there")
-    return Answer(card=received)
+        return Answer(problem="another task or program answers there")
+    return Answer(node_info=received)
 
 
 def _send(connection: socket.socket, message: Mapping[str, Any]) -> None:
@@ -122,8 +120,8 @@ def _receive(connection: socket.socket) -> dict[str, Any]:
 class _InfoServer:
     """Server that sends this task's node information to every valid request."""
 
-    def __init__(self, card: Mapping[str, Any], others: set[str]):
-        self._card = card
+    def __init__(self, node_info: Mapping[str, Any], others: set[str]):
+        self._node_info = node_info
         self._unanswered = others
 
     def is_done(self) -> bool:
@@ -133,7 +131,7 @@ class _InfoServer:
         """Answers a valid request, and ignores a port scan or a mistake."""
         try:
             asked = _receive(connection)
-            _send(connection, self._card)
+            _send(connection, self._node_info)
         except (OSError, ValueError):
             return
         self._unanswered.discard(str(asked.get("task")))

@@ -49,7 +49,7 @@ class SilenceWatchdog:
     def _watch(self) -> None:
         states = PeerStates(self._cluster.peers(), self._patience_seconds)
         while not self._ended.wait(_SECONDS_BETWEEN_PROBES):
-            states.missing()
+            states.probe()
 
 
 class PeerStates:
@@ -62,18 +62,19 @@ class PeerStates:
         self._heard_at = dict.fromkeys(tasks, time.monotonic())
         self._missing: dict[str, str] = {}
 
-    def missing(self) -> Mapping[str, str]:
-        """Returns the problem of each missing task, as words that follow its name.
+    def probe(self) -> Mapping[str, str]:
+        """Probes all tasks, and disconnects tasks that are silent for too long.
 
-        Every call disconnects the tasks that have been silent for too long. A missing
-        task stays missing until it answers again.
+        Returns:
+          Problem of each missing task, as words that follow its name. A missing task
+          stays missing until it answers again.
         """
         # A shortage of this process, as of file descriptors, says nothing of others.
         with contextlib.suppress(OSError, RuntimeError, psutil.Error):
-            self._look()
+            self._probe_all()
         return dict(self._missing)
 
-    def _look(self) -> None:
+    def _probe_all(self) -> None:
         # Every time, because gRPC opens new connections.
         limit_silence(self._tasks.values(), self._patience_seconds)
         found = for_each(self._tasks, peer_state)
@@ -82,9 +83,9 @@ class PeerStates:
             # A refused connection is an answer, too: of the task's machine.
             if present is not PeerState.SILENT:
                 self._heard_at[task] = now
-            if present is PeerState.THERE:
+            if present is PeerState.SERVING:
                 self._missing.pop(task, None)
-            elif present is PeerState.GONE:
+            elif present is PeerState.DEAD:
                 self._missing[task] = "was lost"
             elif now - self._heard_at[task] > self._patience_seconds:
                 # Not over "was lost": the machine of a dead task may go silent later.

@@ -16,14 +16,13 @@ from typing import TypeVar
 from strategies.common.errors import PeerLostError
 
 T = TypeVar("T")
-V = TypeVar("V")
 
 REMEDY = "start all tasks again, with --resume=auto to continue the run."
 _CONNECT_SECONDS = 1.0
 _POLL_SECONDS = 0.1
-# Errors of a connection that tell of the other task: its machine refuses or ends the
-# connection, or its name is gone. After any other error its state is unknown: no packet
-# comes back, no name server answers, or this process lacks file descriptors or ports.
+# Errors of a connection that show the other task's state: its machine refuses or ends
+# the connection, or its name is gone. After any other error its state is unknown: no
+# packet comes back, no name server answers, or this process lacks descriptors or ports.
 _ANSWERS = (
     errno.ECONNREFUSED,
     errno.ECONNRESET,
@@ -32,8 +31,8 @@ _ANSWERS = (
     socket.EAI_NONAME,
     socket.EAI_NODATA,
 )
-# Errors of a connection that this process cannot even attempt. EADDRNOTAVAIL is also
-# that of localhost at its second address, where there is no IPv6.
+# Errors of a connection that this process cannot even attempt. EADDRNOTAVAIL is none:
+# localhost without IPv6 gives it too, at its second address.
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -76,11 +75,14 @@ def wait_until_gone(addresses: Sequence[str], seconds: float) -> None:
 
 
 class PeerState(enum.Enum):
-    """Outcome of a connection to a task: refused, no response, serving."""
+    """State of a task, by the outcome of a connection to it."""
 
-    GONE = enum.auto()
+    # The connection was refused or ended.
+    DEAD = enum.auto()
+    # There was no response within a second.
     SILENT = enum.auto()
-    THERE = enum.auto()
+    # A server answered.
+    SERVING = enum.auto()
 
 
 def peer_state(address: str, must_serve: bool = True) -> PeerState:
@@ -93,13 +95,10 @@ def peer_state(address: str, must_serve: bool = True) -> PeerState:
         # sends a SETTINGS frame first, without a request (RFC 9113, 3.4).
         with _connection_to(address) as connection:
             is_there = not must_serve or bool(connection.recv(1))
-            return PeerState.THERE if is_there else PeerState.SILENT
+            return PeerState.SERVING if is_there else PeerState.SILENT
     except OSError as error:
-        return PeerState.SILENT if _is_silence(error) else PeerState.GONE
-
-
-def _is_silence(error: OSError) -> bool:
-    return error.errno not in _ANSWERS
+        is_dead = error.errno in _ANSWERS
+        return PeerState.DEAD if is_dead else PeerState.SILENT
 
 
 def _connection_to(address: str) -> socket.socket:
@@ -114,14 +113,19 @@ def _connection_to(address: str) -> socket.socket:
 
 def is_serving(address: str) -> bool:
     """Returns whether a running gRPC server answers at host:port."""
-    return peer_state(address) is PeerState.THERE
+    return peer_state(address) is PeerState.SERVING
 
 
-def for_each(tasks: Mapping[str, V], look: Callable[[V], T]) -> dict[str, T]:
-    """Returns the result of a function of each task's address, by the task's name."""
+def ask_each(tasks: Mapping[str, str], ask: Callable[[str, str], T]) -> dict[str, T]:
+    """Returns the result of a function of each task's name and address, by name."""
     # In parallel, because a machine that is off takes a second.
     with ThreadPoolExecutor(max_workers=32) as pool:
-        return dict(zip(tasks, pool.map(look, tasks.values()), strict=True))
+        return dict(zip(tasks, pool.map(ask, tasks, tasks.values()), strict=True))
+
+
+def for_each(tasks: Mapping[str, str], look: Callable[[str], T]) -> dict[str, T]:
+    """Returns the result of a function of each task's address, by the task's name."""
+    return ask_each(tasks, lambda _, address: look(address))
 
 
 class PeerProbe:
@@ -157,7 +161,7 @@ class PeerProbe:
         """Raises PeerLostError once the peer has been unreachable for too long."""
         started = time.monotonic()
         state = peer_state(self._address, self._must_serve)
-        if state is PeerState.THERE:
+        if state is PeerState.SERVING:
             self._missed_since = None
             return
         patience, what = self._patience_seconds, "was lost"

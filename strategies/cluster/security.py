@@ -15,7 +15,7 @@ from strategies.common.text import shown
 
 # A property of TensorFlow's servers in every network (TensorFlow 2.21, and SECURITY.md
 # of its sources).
-WHAT_IT_MEANS = (
+NO_PROTECTION = (
     "TensorFlow's servers ask for no password and encrypt nothing, and whoever can "
     "connect to one can run any program there"
 )
@@ -31,8 +31,8 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-def one_spelling(address: str) -> str:
-    """Writes host:port in a way that is the same for all spellings of one socket.
+def canonical_address(address: str) -> str:
+    """Returns host:port in the form that all spellings of one socket share.
 
     All of loopback is one host: TensorFlow's servers listen on every interface, so that
     two tasks of a machine cannot have one port (127.0.0.1:1 and 127.0.0.2:1, either).
@@ -67,6 +67,6 @@ def check_hosts(hosts: Mapping[str, str]) -> None:
         if not is_loopback(host):
             raise UsageError(
                 f"{where} is {shown(host)}, which is not this machine's loopback: "
-                f"{WHAT_IT_MEANS}; add --allow_remote_hosts if the network keeps "
+                f"{NO_PROTECTION}; add --allow_remote_hosts if the network keeps "
                 "everybody else out, or use 127.0.0.1."
             )

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from strategies.cluster.security import one_spelling
+from strategies.cluster.security import canonical_address
 from strategies.common.errors import UsageError
 from strategies.common.strict_json import parse_json
 from strategies.common.text import as_json, shown
@@ -21,6 +21,8 @@ _EXAMPLE = (
     '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, '
     '"task": {"type": "worker", "index": 0}}'
 )
+_TOP_LEVEL_KEYS = ("cluster", "task", "rpc_layer", "environment")
+_TASK_KEYS = ("type", "index", "trial", "cloud")
 # A name, an IPv4 address, or an IPv6 address in brackets.
 _HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
 
@@ -71,8 +73,8 @@ class Cluster:
     @property
     def digest(self) -> str:
         """Eight characters for the chief's address, which one cluster has at a time."""
-        spelling = one_spelling(self.computing[0])
-        return hashlib.blake2b(spelling.encode(), digest_size=4).hexdigest()
+        chief = canonical_address(self.computing[0]).encode()
+        return hashlib.blake2b(chief, digest_size=4).hexdigest()
 
     def tasks(self, *jobs: str) -> Mapping[str, str]:
         """Returns the address (host:port) of every task, or of some jobs', by name."""
@@ -158,9 +160,6 @@ def parse_tf_config(text: str) -> Cluster:
     return Cluster(job=job, index=index, addresses=addresses)
 
 
-_TOP_LEVEL_KEYS = ("cluster", "task", "rpc_layer", "environment")
-
-
 def _parse_addresses(value: Any) -> dict[str, tuple[str, ...]]:
     _check_keys("cluster", value, required=(), allowed=JOBS)
     if not value:
@@ -176,7 +175,7 @@ def _parse_addresses(value: Any) -> dict[str, tuple[str, ...]]:
         for index, address in enumerate(tasks):
             place = f"{key}[{index}]"
             _check_address(place, address)
-            socket = one_spelling(address)
+            socket = canonical_address(address)
             if socket in seen:
                 other, spelling = seen[socket]
                 also = f" ({spelling})" if spelling != address else ""
@@ -211,9 +210,6 @@ def _parse_task(value: Any, addresses: Mapping[str, Sequence[str]]) -> tuple[str
         last = len(addresses[job]) - 1
         raise _refusal("task.index", f"is {index}; cluster.{job} has 0 to {last}")
     return job, index
-
-
-_TASK_KEYS = ("type", "index", "trial", "cloud")
 
 
 def _check_keys(

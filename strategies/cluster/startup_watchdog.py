@@ -1,10 +1,10 @@
 """Watch over a start-up that TensorFlow does not end by itself.
 
 While TensorFlow 2.21 sets up `MultiWorkerMirroredStrategy`, it waits without limit for
-a dead process, and in the first sum for the ten minutes of all collectives. It waits in
-C++, where no Python exception reaches it. From the set-up on it also takes SIGTERM
-for itself (xla/tsl/distributed_runtime/preemption/preemption_notifier.cc,
-`SigtermNotifier`), so that the signal is lost.
+a dead process, and again in the first sum. It waits in C++, where no Python exception
+reaches it. From the set-up on it also takes SIGTERM for itself
+(xla/tsl/distributed_runtime/preemption/preemption_notifier.cc, `SigtermNotifier`), so
+that the signal is lost.
 """
 
 from __future__ import annotations
@@ -117,4 +117,6 @@ def _once_signals_are_awaited(function: Callable[[], T]) -> T:
 
 def _blocks_sigterm(status: str) -> bool:
     mask = re.search(r"^SigBlk:\s*(\w+)$", status, re.MULTILINE)
-    return mask is not None and bool(int(mask[1], 16) >> signal.SIGTERM - 1 & 1)
+    # Signal N is bit N - 1 of the mask.
+    bit = 1 << (signal.SIGTERM - 1)
+    return mask is not None and int(mask[1], 16) & bit != 0

@@ -36,7 +36,7 @@ class CompressedSum(UpdateExchange):
     """Sum of all replicas' outputs, in which large dense gradients are approximate.
 
     Everything else is summed as it is: sparse gradients, gradients that the method does
-    not make smaller, layer state, losses and metrics.
+    not compress, layer state, losses and metrics.
     """
 
     def __init__(
@@ -50,15 +50,8 @@ class CompressedSum(UpdateExchange):
         self._strategy = strategy
         self._update = update
         self._method, self._specs = method_for(compression, update)
-        self._errors = ReplicaErrors(
-            strategy,
-            rank,
-            [
-                [tf.zeros(s.shape, s.dtype), *self._method.initial_state(s, index)]
-                for index, s in self._specs.items()
-            ],
-            update,
-        )
+        initial = self._method.initial_feedback(self._specs)
+        self._errors = ReplicaErrors(strategy, rank, initial, update)
 
     def compile(
         self, own_shard: OwnShard, replica_step: ReplicaFunction

@@ -52,7 +52,9 @@ class ReplicaErrors:
             # Averaged weights of replicas have the same shapes, and another name.
             self._kept = [
                 tf.Variable(
-                    tf.zeros([num_replicas, *v.shape], v.dtype), False, name="error"
+                    tf.zeros([num_replicas, *v.shape], v.dtype),
+                    trainable=False,
+                    name="error",
                 )
                 for values in initial
                 for v in values

@@ -47,8 +47,8 @@ class Int8(Method):
     would not fit into 8 bits. So replica i receives part i of all replicas' integers,
     adds up what they stand for, rounds the sum to 8 bits again, and sends it to all
     others: 2 (N - 1) / N bytes for each number, as a ring all-reduce of bytes. An
-    all-gather of all integers would send N - 1 bytes: as many for two replicas, and
-    more than uncompressed gradients for eight.
+    all-gather of all integers would send N - 1 bytes: as many for two replicas, and for
+    eight as many as uncompressed float32 gradients.
     """
 
     name = "int8"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -47,9 +47,9 @@ class Method(abc.ABC):
     """Way to send an approximation of gradients.
 
     Between replicas, `reduce` sums in collectives. To a server, each worker sends what
-    `encode` returns, and the server adds up what `decode` returns. In both ways the
-    sum and the errors of all replicas together are the sum of the values: nothing is
-    lost, only sent later.
+    `encode` returns, and the server adds up what `decode` returns. In both, the sum
+    plus the errors of all replicas equals the sum of the values. Nothing is lost; it is
+    sent later.
 
     Attributes:
       name: Name of the method with its parameter.
@@ -72,6 +72,15 @@ class Method(abc.ABC):
         """Returns a gradient's state, equal on all replicas; `seed` is its number."""
         del spec, seed
         return ()
+
+    def initial_feedback(
+        self, specs: Mapping[int, tf.TensorSpec]
+    ) -> list[list[tf.Tensor]]:
+        """Returns an error of zero and a state for each gradient, by its number."""
+        return [
+            [tf.zeros(s.shape, s.dtype), *self.initial_state(s, seed=index)]
+            for index, s in specs.items()
+        ]
 
     @abc.abstractmethod
     def bytes_sent(self, specs: Sequence[tf.TensorSpec], num_replicas: int) -> float:

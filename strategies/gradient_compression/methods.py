@@ -18,14 +18,14 @@ def method_for(
 ) -> tuple[Method, dict[int, tf.TensorSpec]]:
     """Returns the method of a setting, and the gradients that it compresses.
 
-    All other gradients are sent as they are: sparse ones, and ones that the method
-    does not make smaller.
+    All other gradients are sent as they are: sparse ones, and ones that
+    `Method.compresses` leaves out.
 
     Returns:
       The method, and shape and type of each compressed gradient by its index.
 
     Raises:
-      UsageError: The method makes no gradient of this model smaller.
+      UsageError: The method compresses no gradient of this model.
     """
     method: Method
     if compression.method == "powersgd":

@@ -25,9 +25,9 @@ from strategies.inner_loop.all_reduce import all_reduce_packed, sum_by_type
 class PowerSgd(Method):
     """Sums a matrix M over replicas as P Q^T.
 
-    P is an orthonormal basis of what the sum of all M makes of the Q of the step
-    before, and Q is the sum of all M^T P: two all-reduces, one after the other. As P is
-    linear in M, each replica's error is its M without its projection on P.
+    P is an orthonormal basis of the columns of (sum of all M) Q, with the Q of the step
+    before. The new Q is the sum of all M^T P: two all-reduces, one after the other. As
+    Q is linear in M, each replica's error is its M without its projection on P.
 
     To a server each worker sends P and Q of the worker's M: a common basis would take
     a second exchange in each step.

@@ -72,7 +72,7 @@ def _launch() -> int:
     plan = Plan(
         command=[sys.executable, "-m", "strategies.hello_cluster"],
         addresses=addresses,
-        serving=(),
+        server_jobs=(),
         logs=pathlib.Path(os.devnull),
         forward_output=True,
     )

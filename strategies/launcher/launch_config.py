@@ -1,4 +1,4 @@
-"""Launch plan: tasks, their addresses and their shares of hardware."""
+"""Launch plan: tasks, their addresses and their parts of the hardware."""
 
 from __future__ import annotations
 
@@ -67,18 +67,18 @@ class Plan:
     Attributes:
       command: Command line of every task. Only environment variables differ.
       addresses: Address (host:port) of each task by job.
-      serving: Jobs that only run a TensorFlow server for the chief.
+      server_jobs: Jobs that only run a TensorFlow server for the chief.
       logs: Folder for the output of the tasks, used once it exists.
       has_begun: Function that returns whether the run has begun. The output of a run
         that is refused is not kept.
       gpus: Names of this machine's GPUs in CUDA_VISIBLE_DEVICES; workers divide them.
       forward_output: True to print the output of tasks other than the chief, too.
-      confine: Network isolation of the tasks, one of
+      isolation: Network isolation of the tasks, one of
         `strategies.processes.network_isolation.CHOICES`.
       emulated_bandwidth_mbit: Megabits per second that each task sends and receives at
         most, each on a host of an emulated network; None for one network without limit.
       max_restarts: Number of restarts of dead tasks without progress in between.
-      patience_seconds: Longest suspension of a task before it counts as dead.
+      suspend_timeout_seconds: Longest suspension of a task before it counts as dead.
       stop_timeout_seconds: Time for a checkpoint of the tasks that are asked to stop.
       resume_flags: Additional arguments of the command when all tasks are restarted.
       last_arguments: Arguments that follow after all others.
@@ -90,15 +90,15 @@ class Plan:
 
     command: Sequence[str]
     addresses: Mapping[str, tuple[str, ...]]
-    serving: Sequence[str]
+    server_jobs: Sequence[str]
     logs: pathlib.Path
     has_begun: Callable[[], bool] = lambda: True
     gpus: Sequence[str] = ()
     forward_output: bool = False
-    confine: str = AUTO
+    isolation: str = AUTO
     emulated_bandwidth_mbit: float | None = None
     max_restarts: int = 0
-    patience_seconds: float = math.inf
+    suspend_timeout_seconds: float = math.inf
     stop_timeout_seconds: float = 10.0
     resume_flags: Sequence[str] = ()
     last_arguments: Sequence[str] = ()
@@ -117,16 +117,16 @@ class Plan:
         """True if a worker can be restarted while the other tasks continue."""
         # Such a worker runs only functions that the chief sends it again. A parameter
         # server serves as well, but its variables would be lost.
-        return "worker" in self.serving
+        return "worker" in self.server_jobs
 
 
 def resources_of(plan: Plan, cluster: Cluster) -> dict[str, str]:
     """Returns environment variables that limit a task to its part of the GPUs."""
     if not plan.gpus:
         return {}
-    shares = divide(plan.gpus, plan.num_workers)
+    parts = divide(plan.gpus, plan.num_workers)
     # Tasks that do not compute see no GPU, so that they take no memory there.
-    own = shares[cluster.index] if cluster.job == "worker" else ()
+    own = parts[cluster.index] if cluster.job == "worker" else ()
     return {"CUDA_VISIBLE_DEVICES": ",".join(own)}
 
 

@@ -56,7 +56,7 @@ class Launcher:
         networks = networks_of_tasks(
             Cluster(addresses=self._plan.addresses).tasks(),
             self._plan.emulated_bandwidth_mbit,
-            self._plan.confine,
+            self._plan.isolation,
             self._say,
         )
         with self._signals_handled(), networks as self._networks:
@@ -80,14 +80,14 @@ class Launcher:
         while chief.process.poll() is None and self._signal is None:
             self._tasks.kill_suspended()
             failed = self._tasks.failed()
-            if failed is not None and not self._is_replaced(failed):
+            if failed is not None and not self._try_to_restart_alone(failed):
                 return self._after_failure()
             time.sleep(_POLL_SECONDS)
         if self._signal is not None:
             return self._after_signal(chief)
         if chief.is_peer_failure or chief.was_signaled:
             return self._after_failure()
-        self._tasks.wait_for_those_that_stayed()
+        self._tasks.wait_for_original_tasks()
         failed = chief if chief.process.poll() else self._tasks.failed()
         return 0 if failed is None or failed.is_peer_failure else self._report(failed)
 
@@ -146,8 +146,8 @@ class Launcher:
         )
         return None
 
-    def _is_replaced(self, failed: LaunchedTask) -> bool:
-        """Restarts a killed task alone, and returns True, if the others can go on."""
+    def _try_to_restart_alone(self, failed: LaunchedTask) -> bool:
+        """Restarts a killed task while the others continue; returns whether it did."""
         cluster = failed.cluster
         is_alone = cluster.job == "worker" and self._plan.restarts_workers_alone
         if not (is_alone and failed.was_killed):
@@ -218,26 +218,26 @@ class RestartBudget:
 
     def __init__(self, most: int):
         """Starts with a full budget."""
-        self.most = most
+        self._most = most
         self.total = 0
         self._used: dict[str, tuple[int, int]] = {}
 
-    def take(self, what: str, step: int) -> int | None:
+    def take(self, name: str, step: int) -> int | None:
         """Takes one restart out of the budget.
 
         Args:
-          what: Name of the restarted task or tasks; each name has a separate budget.
+          name: Name of the restarted task or tasks; each name has a separate budget.
           step: Step that the run has reached.
 
         Returns:
           The number of this restart since the last progress, counted from one; None if
           the budget is used up.
         """
-        used, last_step = self._used.get(what, (0, step))
+        used, last_step = self._used.get(name, (0, step))
         if step > last_step:
             used = 0
-        if used >= self.most:
+        if used >= self._most:
             return None
-        self._used[what] = used + 1, step
+        self._used[name] = used + 1, step
         self.total += 1
         return used + 1

@@ -22,7 +22,7 @@ from strategies.processes.network_isolation import Network
 _SECONDS_FOR_OTHERS_TO_END = 20.0
 _SECONDS_TO_NOTICE = 1.0
 # Servers look for their shutdown file five times a second.
-_SECONDS_TO_BE_DISMISSED = 3.0
+_SECONDS_TO_SHUT_DOWN = 3.0
 _SECONDS_TO_END = 1.0
 
 
@@ -69,11 +69,11 @@ class TaskGroup:
 
         # In this order: killed, ended by a stop signal, failed by itself, and failed
         # because another task was dead.
-        def rank(task: LaunchedTask) -> tuple[bool, bool, bool]:
+        def order(task: LaunchedTask) -> tuple[bool, bool, bool]:
             code = task.process.returncode
             return not task.was_killed, code > 0, code == PeerLostError.exit_code
 
-        return min(failed, key=rank, default=None)
+        return min(failed, key=order, default=None)
 
     def forward(self, number: int) -> None:
         """Forwards a signal to the tasks that train, to each task once."""
@@ -85,7 +85,7 @@ class TaskGroup:
         self.forward(number)
         wait_for_ends(self._plan.stop_timeout_seconds, self._training())
 
-    def wait_for_those_that_stayed(self) -> None:
+    def wait_for_original_tasks(self) -> None:
         """Waits for the ends of all tasks that were never restarted."""
         # A restarted task may not have found the others before they ended, and would
         # wait for them.
@@ -96,7 +96,7 @@ class TaskGroup:
         """Waits for the ends of all tasks, if the chief has shut down the servers."""
         # Shutting down the servers is the chief's last action before an orderly end.
         if self.chief().exited:
-            wait_for_ends(_SECONDS_TO_BE_DISMISSED, self._tasks)
+            wait_for_ends(_SECONDS_TO_SHUT_DOWN, self._tasks)
 
     def wait_for_root_cause(self) -> None:
         """Waits briefly, because the root cause may exit after the tasks it broke."""
@@ -113,7 +113,7 @@ class TaskGroup:
         """
         for task in self._tasks:
             seconds = task.seconds_stopped()
-            if seconds >= self._plan.patience_seconds:
+            if seconds >= self._plan.suspend_timeout_seconds:
                 self._kill(task, f"has been stopped for {seconds:.0f} s")
 
     def kill(self) -> None:
@@ -138,7 +138,7 @@ class TaskGroup:
         task.process.wait()
 
     def _training(self) -> list[LaunchedTask]:
-        return [t for t in self._tasks if t.cluster.job not in self._plan.serving]
+        return [t for t in self._tasks if t.cluster.job not in self._plan.server_jobs]
 
 
 def wait_for_ends(seconds: float, tasks: Sequence[LaunchedTask]) -> None:

@@ -54,7 +54,7 @@ class Averages:
                 is_nesterov=config.outer_optimizer == "nesterov",
                 send_as=WIRE_TYPES[config.outer_dtype],
             )
-        self._wire_words = config.outer_dtype
+        self._outer_dtype = config.outer_dtype
         averaged = list(update.weights())
         if config.average_optimizer_state:
             averaged += update.optimizer_state()
@@ -114,7 +114,7 @@ class Averages:
         """Name of the quantity that is sent."""
         if self._outer is None:
             return "weights"
-        return f"changes of weights, {self._wire_words}"
+        return f"changes of weights, {self._outer_dtype}"
 
     @property
     def schedule(self) -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class WorkerAverages(UpdateExchange):
-    """Steps in which every replica applies its own gradient, and averages of them."""
+    """Local steps of every replica, and averages of their weights every few steps."""
 
     def __init__(
         self,

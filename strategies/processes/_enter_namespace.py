@@ -73,7 +73,7 @@ def make(number: int) -> str:
 
 
 def enter(namespaces: Sequence[str], command: Sequence[str]) -> None:
-    """Becomes the command inside namespaces, each `kind=descriptor`.
+    """Becomes the command inside namespaces, each `kind=descriptor`; never returns.
 
     Raises:
       OSError: A namespace cannot be entered, or there is no such command.

@@ -20,13 +20,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from strategies.common.errors import UsageError
 from strategies.processes.network_isolation import (
     Network,
+    isolated_network,
     make_networks,
-    network_of_its_own,
 )
 
 # For tests of network devices (RFC 2544): no network of a machine has these addresses.
 _NETWORK = ipaddress.ip_network("198.18.0.0/15")
-_PORT, _CABLE, _SWITCH = "port{}", "cable", "switch"
+_CABLE, _SWITCH = "cable", "switch"
 # An ordinary user of Debian does not have these folders in PATH, where tc is.
 _FOLDERS_OF_TOOLS = ("/usr/sbin", "/sbin")
 # A longer burst passes more bytes at full speed after each pause. In a shorter one, a
@@ -54,7 +54,7 @@ def host_addresses() -> Iterator[str]:
 def networks_of_tasks(
     tasks: Mapping[str, str],
     bandwidth_mbit: float | None,
-    confine: str,
+    isolation: str,
     say: Callable[[str], None],
 ) -> Iterator[Mapping[str, Network]]:
     """Yields the network of each task, by its name.
@@ -63,14 +63,14 @@ def networks_of_tasks(
       tasks: Address (host:port) of each task by name.
       bandwidth_mbit: Megabits per second that each task sends and receives at most;
         None if all tasks share one network, whose bandwidth is not limited.
-      confine: Isolation of a network that all tasks share.
+      isolation: Isolation of a network that all tasks share.
       say: Function that receives one warning if there is no isolated network.
 
     Raises:
       UsageError: This machine allows no such network.
     """
     if bandwidth_mbit is None:
-        with network_of_its_own(confine, say) as network:
+        with isolated_network(isolation, say) as network:
             yield dict.fromkeys(tasks, network)
         return
     hosts = [address.rpartition(":")[0] for address in tasks.values()]
@@ -107,8 +107,8 @@ def _connected(
     """Makes a network for each host, and connects all of them."""
     ip, tc = tools
     switch, *networks = make_networks(1 + len(hosts), opened)
-    ports = [_PORT.format(number) for number in range(len(hosts))]
-    limit, at_once = _limit(bits_per_second), _bytes_at_once(bits_per_second)
+    ports = [f"port{number}" for number in range(len(hosts))]
+    at_once = _bytes_at_once(bits_per_second)
     # The switch stays as long as this process has it open.
     lines = [f"link add {_SWITCH} type bridge", f"link set {_SWITCH} up"]
     for port, network in zip(ports, networks, strict=True):
@@ -118,10 +118,10 @@ def _connected(
             f"link set {port} master {_SWITCH} gso_max_size {at_once} up",
         ]
     _change(switch, ip, lines, networks)
-    _change(switch, tc, [limit.format(port) for port in ports])
+    _change(switch, tc, [_limit(port, bits_per_second) for port in ports])
     for address, network in zip(hosts, networks, strict=True):
         address_and_mask = f"{address}/{_NETWORK.prefixlen}"
-        _change(network, tc, [limit.format(_CABLE)])
+        _change(network, tc, [_limit(_CABLE, bits_per_second)])
         _change(
             network,
             ip,
@@ -136,10 +136,10 @@ def _connected(
     return networks
 
 
-def _limit(bits_per_second: int) -> str:
-    """Returns the line for tc that limits what an interface, `{}`, sends."""
+def _limit(interface: str, bits_per_second: int) -> str:
+    """Returns the line for tc that limits how much an interface sends."""
     return (
-        f"qdisc add dev {{}} root tbf rate {bits_per_second}bit "
+        f"qdisc add dev {interface} root tbf rate {bits_per_second}bit "
         f"burst {_burst_bytes(bits_per_second)} latency {1e3 * _QUEUE_SECONDS:g}ms"
     )
 

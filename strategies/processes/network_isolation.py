@@ -57,11 +57,11 @@ class Network:
 
 
 @contextlib.contextmanager
-def network_of_its_own(confine: str, say: Callable[[str], None]) -> Iterator[Network]:
+def isolated_network(isolation: str, say: Callable[[str], None]) -> Iterator[Network]:
     """Yields a network for the tasks of one cluster.
 
     Args:
-      confine: Required isolation, one of `CHOICES`.
+      isolation: Required isolation, one of `CHOICES`.
       say: Function that receives one warning if AUTO finds no isolated network.
 
     Raises:
@@ -71,10 +71,10 @@ def network_of_its_own(confine: str, say: Callable[[str], None]) -> Iterator[Net
         # AUTO continues in the network of this process.
         network = Network()
         try:
-            if confine != OFF:
+            if isolation != OFF:
                 (network,) = make_networks(1, opened)
         except OSError as error:
-            if confine == REQUIRED:
+            if isolation == REQUIRED:
                 raise UsageError(
                     "--set=strategy.isolate_network=required cannot be met, because "
                     "this machine "

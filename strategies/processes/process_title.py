@@ -13,7 +13,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 
 # Name and value of a variable, and an argument, that reserve memory at the start.
-ROOM_VARIABLE = ("KDS_ROOM", "." * 16_384)
+ROOM_VARIABLE, ROOM = "KDS_ROOM", "." * 16_384
 ROOM_ARGUMENT = "." * 2_048
 
 # Positions in /proc/self/stat, counted from zero behind the name (man 5 proc_pid_stat).

@@ -13,7 +13,7 @@ from typing import IO
 from strategies.processes.forked_process import ForkedProcess, Process
 from strategies.processes.network_isolation import Network
 from strategies.processes.request import Request
-from strategies.processes.template import Template, forked_template, started_template
+from strategies.processes.template import Template, fork_template, start_template
 from strategies.processes.template_environment import read_at_import
 
 
@@ -44,10 +44,10 @@ class ProcessStarter:
     """Starts every process as a new program."""
 
     def begin(self, environment: Mapping[str, str]) -> None:
-        """Begins what `prepare` with the same variables waits for."""
+        """Begins to prepare for processes with these variables; returns at once."""
 
     def prepare(self, environment: Mapping[str, str]) -> None:
-        """Does in advance what the first process with these variables waits for."""
+        """Prepares for processes with these variables: the first starts fast."""
 
     def start(self, program: Program) -> Process:
         process: subprocess.Popen[str] = subprocess.Popen(
@@ -99,7 +99,7 @@ class WarmStarter(ProcessStarter):
         """
         self._preload = preload
         self._templates: dict[frozenset[tuple[str, str]], Template] = {}
-        own = forked_template(os.environ)
+        own = fork_template(os.environ)
         if own is not None:
             self._templates[_key(os.environ)] = own
 
@@ -148,7 +148,7 @@ class WarmStarter(ProcessStarter):
     def _template(self, environment: Mapping[str, str]) -> Template:
         key = _key(environment)
         if key not in self._templates:
-            self._templates[key] = started_template(self._preload, environment)
+            self._templates[key] = start_template(self._preload, environment)
         return self._templates[key]
 
 

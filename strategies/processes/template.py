@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from strategies.processes.forked_process import ForkedProcess
 from strategies.processes.parent import LAUNCHER_PID, adopting_orphans
-from strategies.processes.process_title import ROOM_ARGUMENT, ROOM_VARIABLE
+from strategies.processes.process_title import ROOM, ROOM_ARGUMENT, ROOM_VARIABLE
 from strategies.processes.request import Request
 from strategies.processes.template_environment import FORKED, own_mark, read_at_import
 from strategies.processes.template_process import serve_in_fork
@@ -52,8 +52,8 @@ class Template:
             allows no further process. No process runs.
         """
         self.wait_until_ready()
-        # A template may be killed before it can name the process, which waits for this
-        # one's word and ends without it.
+        # If the template is killed before it has sent the process's ID, nobody knows of
+        # the process. So the process waits for this byte, and ends without it.
         reader, writer = os.pipe()
         with os.fdopen(writer, "wb", buffering=0) as go_ahead:
             try:
@@ -82,7 +82,7 @@ class Template:
         return int(answer)
 
 
-def started_template(preload: str, environment: Mapping[str, str]) -> Template:
+def start_template(preload: str, environment: Mapping[str, str]) -> Template:
     """Starts a template as a new program; returns before it has done the imports.
 
     Args:
@@ -90,17 +90,14 @@ def started_template(preload: str, environment: Mapping[str, str]) -> Template:
       environment: Variables of the processes that will be asked for.
     """
     link, other = _connection()
-    room_name, room = ROOM_VARIABLE
+    program, descriptor = [sys.executable, "-m", _PROGRAM], str(other.fileno())
     with other:
         process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", _PROGRAM),
-                *(str(other.fileno()), preload, ROOM_ARGUMENT),
-            ],
+            [*program, descriptor, preload, ROOM_ARGUMENT],
             env={
                 **read_at_import(environment),
                 LAUNCHER_PID: str(os.getpid()),
-                room_name: room,
+                ROOM_VARIABLE: ROOM,
             },
             pass_fds=(other.fileno(),),
             stdin=subprocess.DEVNULL,
@@ -113,7 +110,7 @@ def started_template(preload: str, environment: Mapping[str, str]) -> Template:
     return Template(process, link)
 
 
-def forked_template(environment: Mapping[str, str]) -> Template | None:
+def fork_template(environment: Mapping[str, str]) -> Template | None:
     """Forks a template from this process, or returns None if that cannot be one.
 
     It has to be forked from a template itself, with unchanged variables and one thread.

@@ -23,7 +23,7 @@ TEMPLATE_FILE_KIB = "KDS_TEMPLATE_FILE_KIB"
 _READ_LATER = {
     *("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "COLUMNS", "LINES"),
     *("PWD", "OLDPWD", "SHLVL", "_", "PYTEST_CURRENT_TEST"),
-    *(LAUNCHER_PID, FORKED, TEMPLATE_FILE_KIB, ROOM_VARIABLE[0]),
+    *(LAUNCHER_PID, FORKED, TEMPLATE_FILE_KIB, ROOM_VARIABLE),
 }
 
 # glibc reads these when a process starts (malloc/malloc.c), and `mallopt` sets the same

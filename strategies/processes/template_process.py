@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> None:
     descriptor, preload, _ = arguments
     # Before the imports, so that no library holds addresses of the first environment.
     environment = dict(os.environ)
-    del environment[process_title.ROOM_VARIABLE[0]]
+    del environment[process_title.ROOM_VARIABLE]
     os.environ.clear()
     os.environ.update(environment)
     process_title.show(_TITLE, environment)

@@ -83,13 +83,13 @@ class AppliedSteps:
         if self._values is None:
             raise RuntimeError("there are no values to be written")
         with tf.device(self._server):
-            self._values.scatter_update(_at(record.place[1], record.row))
+            write_row(self._values, record.place[1] % NUM_RECORDED_STEPS, record.row)
 
     def commit(self, record: Record, count: tf.Tensor) -> None:
         """Records that a step has been applied and counted."""
         with tf.device(self._server):
             row = tf.concat([record.place, [count]], axis=0)
-            self._commits.scatter_update(_at(record.place[1], row))
+            write_row(self._commits, record.place[1] % NUM_RECORDED_STEPS, row)
 
     def committed(
         self, call: tf.Tensor, first_step: tf.Tensor, num_steps: tf.Tensor
@@ -143,5 +143,7 @@ def _check_size(num_values: int) -> None:
         )
 
 
-def _at(step: tf.Tensor, row: tf.Tensor) -> tf.IndexedSlices:
-    return tf.IndexedSlices(row[tf.newaxis], (step % NUM_RECORDED_STEPS)[tf.newaxis])
+def write_row(variable: tf.Variable, row: tf.Tensor, value: tf.Tensor) -> tf.Operation:
+    """Assigns one row of a variable."""
+    slices = tf.IndexedSlices(value[tf.newaxis], row[tf.newaxis])
+    return variable.scatter_update(slices).op

@@ -100,13 +100,13 @@ class AsynchronousSteps:
         most = _MOST_CLOSURE_SECONDS / self._typical_step_seconds
         counts = divided(num_steps, self._num_workers, most)
         for index, count in enumerate(counts):
-            looked = observe if index == len(counts) - 1 else SummaryLevel.NONE
+            level = observe if index == len(counts) - 1 else SummaryLevel.NONE
             position = tf.constant(batches.next_step, tf.int64)
             closure = self._coordinator.schedule(
                 self._function,
                 args=(
                     (batches.take(count), position, call),
-                    *loop_arguments(count, looked, local_flags or SyncedFlags()),
+                    *loop_arguments(count, level, local_flags or SyncedFlags()),
                 ),
             )
             closures.append(closure)
@@ -125,21 +125,19 @@ class AsynchronousSteps:
         """
         cached_data, first_step, call = batches
         applied_steps = self._applied_steps
-        progress: list[tf.Tensor] = []
+        # Evaluation changes nothing, so that a closure can run again as a whole.
+        num_done = tf.constant(0)
         if applied_steps is not None:
-            before = applied_steps.committed(call, first_step, num_steps)
-            num_before = tf.shape(before)[0]
-            progress = [num_before]
-        else:
-            # Evaluation changes nothing, so that a closure can run again as a whole.
-            num_before = tf.constant(0)
-        after_those = (cached_data, first_step + tf.cast(num_before, tf.int64), call)
-        outputs, _ = self._loop.function_of(after_those)(
-            after_those, num_steps - num_before, observe, local_flags
+            done = applied_steps.committed(call, first_step, num_steps)
+            num_done = tf.shape(done)[0]
+        rest = (cached_data, first_step + tf.cast(num_done, tf.int64), call)
+        outputs, _ = self._loop.function_of(rest)(
+            rest, num_steps - num_done, observe, local_flags
         )
+        progress = []
         if applied_steps is not None:
             committed = applied_steps.committed(call, first_step, num_steps)
-            progress += [committed, applied_steps.values(committed)]
+            progress = [num_done, committed, applied_steps.values(committed)]
         packed = self._packing.pack([*outputs, *progress])
         # The results move to a server, because a worker that dies after the closure
         # would take results with it. The zero stays on the worker and only shows which
@@ -159,9 +157,9 @@ class AsynchronousSteps:
         # Steps begun on any worker since the last call. A step that a dead worker began
         # and did not commit counts again.
         attempts = int(self._attempts.numpy())
-        since, self._attempts_seen = attempts - self._attempts_seen, attempts
+        num_begun, self._attempts_seen = attempts - self._attempts_seen, attempts
         results = join_results(parts, workers, self._num_workers)
-        return dataclasses.replace(results, attempted_steps=since)
+        return dataclasses.replace(results, attempted_steps=num_begun)
 
     def _results_of_closure(self, closure: Any) -> Sequence[tuple[StepResults, str]]:
         """Waits for a closure and returns its results with the names of the workers."""
@@ -169,14 +167,14 @@ class AsynchronousSteps:
         parts = self._packing.unpack(packed.numpy())
         if self._applied_steps is None:
             return [(self._loop.results(parts), task_of(marker))]
-        *outputs, num_before, committed, values = parts
+        *outputs, num_done, committed, values = parts
         results = self._loop.results(outputs)
         sums, staleness = self._applied_steps.read(committed, values)
-        num_lost = int(num_before)
+        num_lost = int(num_done)
         # A last step that was not applied is not committed; its staleness stays zero.
-        own = np.zeros(results.attempted_steps)
-        own[: results.applied_steps] = staleness[num_lost:]
-        found = [(dataclasses.replace(results, staleness=own), task_of(marker))]
+        known = np.zeros(results.attempted_steps)
+        known[: results.applied_steps] = staleness[num_lost:]
+        found = [(dataclasses.replace(results, staleness=known), task_of(marker))]
         if num_lost:
             lost = StepResults(
                 applied_steps=num_lost,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import tensorflow as tf
 
@@ -20,8 +20,10 @@ from strategies.ps.applied_steps import AppliedSteps
 from strategies.ps.tensor_packing import sent
 from strategies.ps.worker_input import opened
 
+T = TypeVar("T")
 
-class _Task(NamedTuple):
+
+class _NumberedBatch(NamedTuple):
     """Whole global batch of a step, and the number of the call of the inner loop."""
 
     batch: Batch
@@ -76,28 +78,29 @@ class AsynchronousWorker:
             apply_if=self._apply_if,
         )
 
-    def _batch_at(self, source: Any, index: tf.Tensor) -> _Task:
+    def _batch_at(self, source: Any, index: tf.Tensor) -> _NumberedBatch:
         if self.batches is None:
             raise RuntimeError("steps are traced before there is input")
         cached_data, first_step, call = source
         step = first_step + tf.cast(index, tf.int64)
-        return _Task(self.batches.at(cached_data, step, 0, 1), call)
+        return _NumberedBatch(self.batches.at(cached_data, step, 0, 1), call)
 
     def _compute(
-        self, replica_step: ReplicaFunction, task: _Task
+        self, replica_step: ReplicaFunction, numbered: _NumberedBatch
     ) -> tuple[ReplicaOutputs, Any]:
-        return self._strategy.run(replica_step, args=(task.batch,)), ()
+        return self._strategy.run(replica_step, args=(numbered.batch,)), ()
 
     def _read_and_compute(
-        self, replica_step: ReplicaFunction, task: _Task
+        self, replica_step: ReplicaFunction, numbered: _NumberedBatch
     ) -> tuple[ReplicaOutputs, _StepMetadata]:
         update = _require(self._update)
         # Counted before the version is read, so that a step of a dying worker counts.
         begun = self._attempts.assign_add(1, read_value=False)
         with tf.control_dependencies([begun]), tf.device(update.counter_device()):
             version = tf.identity(update.applied_updates())
-        outputs = self._compute_after(version, replica_step, task.batch)
-        return outputs, _StepMetadata(version, task.call, task.batch.step)
+        batch, call = numbered
+        outputs = self._compute_after(version, replica_step, batch)
+        return outputs, _StepMetadata(version, call, batch.step)
 
     def _compute_after(
         self, version: tf.Tensor, replica_step: ReplicaFunction, batch: Batch
@@ -173,7 +176,7 @@ def _all_sent(values: Any, device: str) -> Any:
     return tf.nest.pack_sequence_as(values, sent(flat, [device] * len(flat)))
 
 
-def _require(value: Any) -> Any:
+def _require(value: T | None) -> T:
     if value is None:
-        raise RuntimeError("only updates are applied and recorded")
+        raise RuntimeError("a loop without an update applies nothing")
     return value

@@ -17,6 +17,7 @@ from strategies.common.types import ReplicaOutputs, Update
 from strategies.gradient_compression.choice import Compression
 from strategies.gradient_compression.methods import method_for
 from strategies.inner_loop.reduction import bytes_of, with_own_finite_checks
+from strategies.ps.applied_steps import write_row
 from strategies.ps.element_layout import CompressedGradient
 
 # No step begins at this number of applied updates, nor at the one after it.
@@ -151,7 +152,7 @@ class CompressedGradients(WholeGradients):
             with tf.control_dependencies([self._mark(worker, _NEVER)]):
                 values = self._at(feedback, version, worker)
                 rows = [
-                    _write_row(variable, worker, value)
+                    write_row(variable, worker, value)
                     for variables, own in zip(self._stored, values, strict=True)
                     for variable, value in zip(variables, own, strict=True)
                 ]
@@ -167,10 +168,7 @@ class CompressedGradients(WholeGradients):
         return tf.cond(is_valid, write, lambda: tf.constant(False))
 
     def _initial(self) -> list[list[tf.Tensor]]:
-        return [
-            [tf.zeros(s.shape, s.dtype), *self._method.initial_state(s, seed=index)]
-            for index, s in self._specs.items()
-        ]
+        return self._method.initial_feedback(self._specs)
 
     def _at(
         self, feedback: _Feedback, version: tf.Tensor, worker: tf.Tensor
@@ -199,7 +197,7 @@ class CompressedGradients(WholeGradients):
         )
 
     def _mark(self, worker: tf.Tensor, version: tf.Tensor | int) -> tf.Operation:
-        return _write_row(self._stored_at, worker, tf.cast(version, tf.int64))
+        return write_row(self._stored_at, worker, tf.cast(version, tf.int64))
 
 
 def _zeros_on(
@@ -210,8 +208,3 @@ def _zeros_on(
             tf.Variable(tf.zeros([num_rows, *v.shape], v.dtype), trainable=False)
             for v in values
         ]
-
-
-def _write_row(variable: tf.Variable, row: tf.Tensor, value: tf.Tensor) -> tf.Operation:
-    slices = tf.IndexedSlices(value[tf.newaxis], row[tf.newaxis])
-    return variable.scatter_update(slices).op

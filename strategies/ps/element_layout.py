@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -27,47 +27,48 @@ class CompressedGradient:
     method: Method
 
 
+class _Kind(NamedTuple):
+    is_sparse: bool
+    dtype: tf.DType
+    shape: tuple[int, ...]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
-class GradientPacking:
+class ComponentLayout:
     """Layout of a list of values in a list of components.
 
     The dense values of a type are one vector, because each tensor that goes from one
     task to another costs a message. A sparse value is two components, its indices
     and its rows.
-
-    Attributes:
-      kinds: Triple for each value: true if it is sparse, its type and its shape.
     """
 
-    kinds: Sequence[tuple[bool, tf.DType, tuple[int, ...]]]
+    kinds: Sequence[_Kind]
 
     @classmethod
-    def of(cls, values: Sequence[Any]) -> GradientPacking:
+    def of(cls, values: Sequence[Any]) -> ComponentLayout:
         return cls(
             [
-                (isinstance(value, tf.IndexedSlices), value.dtype, tuple(value.shape))
-                for value in values
+                _Kind(isinstance(v, tf.IndexedSlices), v.dtype, tuple(v.shape))
+                for v in values
             ]
         )
 
     def _dense(self) -> dict[tf.DType, list[int]]:
         by_type: dict[tf.DType, list[int]] = {}
-        for index, (is_sparse, dtype, _) in enumerate(self.kinds):
-            if not is_sparse:
-                by_type.setdefault(dtype, []).append(index)
+        for index, kind in enumerate(self.kinds):
+            if not kind.is_sparse:
+                by_type.setdefault(kind.dtype, []).append(index)
         return by_type
 
     def _size(self, index: int) -> int:
         """Returns the number of elements of a dense value."""
-        return int(np.prod(self.kinds[index][2]))
+        return int(np.prod(self.kinds[index].shape))
 
     def _sparse(self) -> list[int]:
-        return [
-            index for index, (is_sparse, _, _) in enumerate(self.kinds) if is_sparse
-        ]
+        return [index for index, kind in enumerate(self.kinds) if kind.is_sparse]
 
     def dtypes(self) -> list[tf.DType]:
-        sparse = [(tf.int64, self.kinds[index][1]) for index in self._sparse()]
+        sparse = [(tf.int64, self.kinds[index].dtype) for index in self._sparse()]
         return [*self._dense(), *(dtype for pair in sparse for dtype in pair)]
 
     def shapes(self) -> list[tf.TensorShape]:
@@ -77,7 +78,7 @@ class GradientPacking:
             for indices in self._dense().values()
         ]
         for index in self._sparse():
-            row = self.kinds[index][2][1:]
+            row = self.kinds[index].shape[1:]
             shapes += [tf.TensorShape([None]), tf.TensorShape([None, *row])]
         return shapes
 
@@ -120,9 +121,9 @@ class GradientPacking:
         for indices in self._dense().values():
             parts = tf.split(next(remaining), list(map(self._size, indices)))
             for index, part in zip(indices, parts, strict=True):
-                values[index] = tf.reshape(part, self.kinds[index][2])
+                values[index] = tf.reshape(part, self.kinds[index].shape)
         for index in self._sparse():
-            shape = tf.constant(self.kinds[index][2], tf.int64)
+            shape = tf.constant(self.kinds[index].shape, tf.int64)
             rows, slices = next(remaining), next(remaining)
             values[index] = tf.IndexedSlices(slices, rows, shape)
         return values
@@ -144,8 +145,8 @@ class ElementLayout:
             else None
             for value in values
         ]
-        self.sent = GradientPacking.of(_flat(values))
-        self.summed = GradientPacking.of(
+        self.sent = ComponentLayout.of(_flat(values))
+        self.summed = ComponentLayout.of(
             [v.spec if isinstance(v, CompressedGradient) else v for v in values]
         )
 

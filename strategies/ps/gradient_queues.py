@@ -12,7 +12,7 @@ workers count, and the other servers take the elements of the same workers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -22,20 +22,6 @@ from strategies.ps.element_layout import ElementLayout
 
 # Attempt of artificial elements, which end a wait that nothing else would end.
 _ANY_ATTEMPT = np.iinfo(np.int64).max
-
-
-class TakenGradients(NamedTuple):
-    """Sum of the elements of the workers of one update.
-
-    Attributes:
-      outputs: Sum of the replica outputs.
-      counts: Sum of the `counts` sent with the outputs, float64 [counts].
-      late: Number of dropped elements of earlier attempts, float64 scalar.
-    """
-
-    outputs: ReplicaOutputs
-    counts: tf.Tensor
-    late: tf.Tensor
 
 
 class GradientQueues:
@@ -59,22 +45,18 @@ class GradientQueues:
         self._servers = servers
         self._server_of_gradient = [servers.index(d) for d in gradient_devices]
         self.num_workers = num_workers
-        self._num_required = num_required
+        self.num_required = num_required
         self._structure: ReplicaOutputs | None = None
         self._layouts: list[ElementLayout] = []
         self._queues: list[tf.queue.FIFOQueue] = []
 
     @property
-    def leaves_out_late_ones(self) -> bool:
+    def has_backup_workers(self) -> bool:
         """True if an update may proceed without some workers."""
-        return self._num_required < self.num_workers
+        return self.num_required < self.num_workers
 
     def send(
-        self,
-        attempt: tf.Tensor,
-        worker: tf.Tensor,
-        outputs: ReplicaOutputs,
-        counts: tf.Tensor,
+        self, attempt: tf.Tensor, worker: tf.Tensor, outputs: ReplicaOutputs
     ) -> tf.Operation:
         """Puts the outputs of one worker into every server's queue.
 
@@ -82,9 +64,8 @@ class GradientQueues:
           attempt: Number of the attempt whose weights were read, int64 scalar.
           worker: Index of the worker, int64 scalar.
           outputs: Outputs of the worker.
-          counts: Vector that is summed as well, float64 [counts].
         """
-        values = self._by_server(outputs, counts)
+        values = self._by_server(outputs)
         if not self._queues:
             self._structure = outputs
             self._layouts = [ElementLayout(part) for part in values]
@@ -102,8 +83,13 @@ class GradientQueues:
                     sent.append(queue.enqueue([attempt, worker, *components]))
         return tf.group(sent)
 
-    def take(self, attempt: tf.Tensor) -> TakenGradients:
-        """Waits for as many workers as an update needs, and sums their elements."""
+    def take(self, attempt: tf.Tensor) -> tuple[ReplicaOutputs, tf.Tensor]:
+        """Waits for as many workers as an update needs, and sums their elements.
+
+        Returns:
+          The sum of their outputs, and the number of dropped elements of earlier
+          attempts, float64 scalar.
+        """
         if self._structure is None:
             raise RuntimeError("taking is traced before sending")
         chosen, late = None, tf.zeros([], tf.float64)
@@ -115,7 +101,7 @@ class GradientQueues:
             # The first server chooses the workers for the other servers.
             if chosen is None:
                 chosen, late = received, skipped
-        return TakenGradients(*self._from_servers(self._structure, values), late)
+        return self._from_servers(self._structure, values), late
 
     def give_up(self) -> None:
         """Ends a `take` that waits, with a sum of NaN."""
@@ -140,7 +126,7 @@ class GradientQueues:
                 queues.append(tf.queue.FIFOQueue(-1, types))
         return queues
 
-    def _by_server(self, outputs: ReplicaOutputs, counts: tf.Tensor) -> list[list[Any]]:
+    def _by_server(self, outputs: ReplicaOutputs) -> list[list[Any]]:
         """Returns the values for each server: gradients at their variable's server.
 
         All other values go to the first server.
@@ -152,13 +138,13 @@ class GradientQueues:
             if gradient is not None:
                 parts[server].append(gradient)
         sums = [outputs.sums[name] for name in sorted(outputs.sums)]
-        parts[0] += [*tf.nest.flatten(outputs.state), *sums, counts]
+        parts[0] += [*tf.nest.flatten(outputs.state), *sums]
         return parts
 
     def _from_servers(
         self, structure: ReplicaOutputs, parts: Sequence[Sequence[Any]]
-    ) -> tuple[ReplicaOutputs, tf.Tensor]:
-        """Returns outputs and counts from values by server, inverting `_by_server`."""
+    ) -> ReplicaOutputs:
+        """Returns outputs from values by server, inverting `_by_server`."""
         # Values are taken in the order in which `_by_server` appends them.
         remaining = [iter(part) for part in parts]
         gradients = [
@@ -169,7 +155,7 @@ class GradientQueues:
         ]
         state = tf.nest.map_structure(lambda _: next(remaining[0]), structure.state)
         sums = {name: next(remaining[0]) for name in sorted(structure.sums)}
-        return ReplicaOutputs(gradients, state, sums), next(remaining[0])
+        return ReplicaOutputs(gradients, state, sums)
 
     def _collect(
         self, index: int, attempt: tf.Tensor, chosen: tf.Tensor | None
@@ -189,7 +175,7 @@ class GradientQueues:
         workers = tf.range(self.num_workers, dtype=tf.int64)
 
         def proceed(received: tf.Tensor, late: tf.Tensor, *totals: Any) -> tf.Tensor:
-            return tf.reduce_sum(tf.cast(received, tf.int32)) < self._num_required
+            return tf.reduce_sum(tf.cast(received, tf.int32)) < self.num_required
 
         def body(received: tf.Tensor, late: tf.Tensor, *totals: Any) -> tuple[Any, ...]:
             sent, worker, *parts = self._dequeue(index)

@@ -11,6 +11,7 @@ worker: no step passes through Python.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from concurrent.futures import Future
 
 import tensorflow as tf
 
+from strategies.cluster.failure_detection import PEER_ERRORS
 from strategies.common.private_apis.clusters import own_executor
 from strategies.common.types import (
     ReplicaFunction,
@@ -35,13 +37,17 @@ from strategies.inner_loop.results import (
     DROPPED_GRADIENTS,
     OWN_FINITE_CHECKS,
     STALENESS,
-    WORKER_SECONDS,
 )
 from strategies.inner_loop.step import Step
 from strategies.ps.compressed_push import WholeGradients
 from strategies.ps.gradient_queues import GradientQueues
 from strategies.ps.step_tokens import StepTokens
-from strategies.ps.sync_worker import WorkerLoop, WorkersUnderWay
+from strategies.ps.sync_worker import (
+    GLOBAL_SIZE,
+    NUM_ROWS,
+    VERSION,
+    WorkerLoop,
+)
 from strategies.ps.worker_input import WorkerInput
 
 _CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
@@ -66,7 +72,6 @@ class SynchronousSteps:
         # on a busy machine). Several servers cannot exchange anything: the device
         # filters of ParameterServerStrategy let them see only the chief and workers.
         self._leader = servers[0] if len(servers) == 1 else _CHIEF
-        self._num_required = num_required
         self._update = update
         self._tokens = StepTokens(servers[0], num_workers)
         self._queues = GradientQueues(
@@ -77,11 +82,11 @@ class SynchronousSteps:
             self._tokens,
             self._queues,
             gradients,
-            num_required,
             replica_step,
             update,
         )
         self._under_way: WorkersUnderWay | None = None
+        # The replica step of this loop is `_take`: workers compute, and the queues sum.
         step = Step(
             all_reduce_gradients=lambda take, batch: take(batch),
             apply=self._apply,
@@ -110,9 +115,8 @@ class SynchronousSteps:
             # The closures read from the window that they were scheduled with.
             self.free_workers()
         self._start_workers(batches, num_steps)
-        return StepFuture(
-            lambda: _in_thread(lambda: self._lead(num_steps, observe, local_flags))
-        )
+        lead = functools.partial(self._lead, num_steps, observe, local_flags)
+        return StepFuture(lambda: _in_thread(lead))
 
     def free_workers(self, patience_seconds: float | None = None) -> None:
         """Ends the workers' closures, so that other closures can be scheduled.
@@ -126,14 +130,14 @@ class SynchronousSteps:
             self._tokens.end()
             under_way.wait(patience_seconds)
 
-    def _start_workers(self, feed: WorkerInput, num_steps: int) -> None:
+    def _start_workers(self, batches: WorkerInput, num_steps: int) -> None:
         """Schedules a closure for each worker, unless the closures are under way."""
-        cached_data = feed.take(num_steps)
+        cached_data = batches.take(num_steps)
         if self._under_way is not None:
             return
         # The closure is traced with the first input. Later inputs read batches in the
         # same way.
-        self._worker.batches = self._worker.batches or feed.batches
+        self._worker.batches = self._worker.batches or batches.batches
         self._tokens.reset()
         for shard_index, tokens in enumerate(self._tokens.token_queues()):
             arguments = (cached_data, tf.constant(shard_index, tf.int64), tokens)
@@ -158,22 +162,20 @@ class SynchronousSteps:
             applied = self._update.applied_updates()
         with tf.control_dependencies([applied]):
             attempt = self._tokens.next_attempt()
-        outputs, counts, late = self._queues.take(attempt)
+        outputs, late = self._queues.take(attempt)
         if OWN_FINITE_CHECKS in outputs.sums:
             outputs = with_finite_checks_of_sum(outputs)
-        num_rows, global_size, versions = tf.unstack(counts[:3])
-        sums = {
-            **outputs.sums,
-            STALENESS: tf.cast(applied, tf.float64) - versions / self._num_required,
-            DROPPED_GRADIENTS: late,
-        }
-        if self._update.times_phases:
-            sums[WORKER_SECONDS] = counts[3:]
-        if self._queues.leaves_out_late_ones:
+        sums, num_required = dict(outputs.sums), self._queues.num_required
+        num_rows, global_size, versions = map(
+            sums.pop, (NUM_ROWS, GLOBAL_SIZE, VERSION)
+        )
+        sums[STALENESS] = tf.cast(applied, tf.float64) - versions / num_required
+        sums[DROPPED_GRADIENTS] = late
+        if self._queues.has_backup_workers:
             # The first shards to arrive may have more or fewer examples in total than a
             # whole batch, so that the sum is scaled to a whole batch. `global_size` is
             # a sum over `num_required` workers, as `num_rows` is.
-            outputs = _scaled(outputs, global_size / self._num_required / num_rows)
+            outputs = _scaled(outputs, global_size / num_required / num_rows)
         return outputs._replace(sums=sums)
 
     def _apply(self, update: Update, summed: ReplicaOutputs) -> None:
@@ -190,6 +192,42 @@ class SynchronousSteps:
         applied = tf.function(apply, autograph=False)()
         with tf.control_dependencies([applied]):
             update.increment_step()
+
+
+class WorkersUnderWay:
+    """Scheduled closures of the workers, with a thread that waits for their ends."""
+
+    def __init__(
+        self,
+        coordinator: tf.distribute.coordinator.ClusterCoordinator,
+        give_up: Callable[[], None],
+    ):
+        """Starts the thread, which calls `give_up` if a closure fails."""
+        self._coordinator = coordinator
+        self._give_up = give_up
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def wait(self, patience_seconds: float | None) -> None:
+        """Waits for the end of all closures, and raises the error of a failed one."""
+        self._thread.join(patience_seconds)
+        self.raise_failure()
+
+    def raise_failure(self) -> None:
+        """Raises the error of a failed closure, if there is one."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _watch(self) -> None:
+        try:
+            self._coordinator.join()
+        except BaseException as failure:
+            # Stored before the wait ends, so that the waiting thread finds the failure.
+            self._failure = failure
+            # If a server was lost, what waits there has ended already.
+            with contextlib.suppress(*PEER_ERRORS):
+                self._give_up()
 
 
 def _scaled(outputs: ReplicaOutputs, factor: tf.Tensor) -> ReplicaOutputs:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from strategies.cluster.failure_detection import LOSSES
 from strategies.common.errors import UsageError
 from strategies.common.types import (
     Batch,
@@ -18,12 +14,18 @@ from strategies.common.types import (
     ReplicaOutputs,
     Update,
 )
-from strategies.inner_loop.results import time_after
+from strategies.inner_loop.results import INTERNAL, WORKER_SECONDS, time_after
 from strategies.inner_loop.totals import totals_of
 from strategies.ps.compressed_push import WholeGradients
 from strategies.ps.gradient_queues import GradientQueues
 from strategies.ps.step_tokens import FINISHED, NOT_STARTED, StepTokens
 from strategies.ps.worker_input import opened
+
+# Names of sums over workers, for the coordinator: rows and sizes of global batches, and
+# versions of the weights.
+NUM_ROWS = f"{INTERNAL}num_rows"
+GLOBAL_SIZE = f"{INTERNAL}global_size"
+VERSION = f"{INTERNAL}version"
 
 
 class WorkerLoop:
@@ -35,7 +37,6 @@ class WorkerLoop:
         tokens: StepTokens,
         queues: GradientQueues,
         gradients: WholeGradients,
-        num_required: int,
         replica_step: ReplicaFunction,
         update: Update,
     ):
@@ -44,7 +45,6 @@ class WorkerLoop:
         self._tokens = tokens
         self._queues = queues
         self._gradients = gradients
-        self._num_required = num_required
         self._replica_step = replica_step
         self._update = update
         self.batches: GlobalBatches | None = None
@@ -115,19 +115,23 @@ class WorkerLoop:
         with tf.control_dependencies([version]):
             outputs = self._strategy.run(self._replica_step, args=(batch,))
         self._check_state(outputs)
-        counts = tf.stack([batch.num_rows, batch.global_size, version])
-        counts = tf.cast(counts, tf.float64)
+        counts = {
+            NUM_ROWS: batch.num_rows,
+            GLOBAL_SIZE: batch.global_size,
+            VERSION: version,
+        }
+        sums = {name: tf.cast(count, tf.float64) for name, count in counts.items()}
         if self._update.times_phases:
             computed, outputs = time_after(outputs)
             # The workers' sum has a separate place for the seconds of each.
             is_own = tf.one_hot(shard_index, self._queues.num_workers, dtype=tf.float64)
             own = tf.stack([arrived - begin, computed - arrived])
-            seconds = tf.reshape(is_own[:, tf.newaxis] * own, [-1])
-            counts = tf.concat([counts, seconds], axis=0)
+            sums[WORKER_SECONDS] = tf.reshape(is_own[:, tf.newaxis] * own, [-1])
+        outputs = outputs._replace(sums={**outputs.sums, **sums})
         outputs, feedback = self._gradients.compress(
             outputs, feedback, version, shard_index
         )
-        sent = self._queues.send(attempt, shard_index, outputs, counts)
+        sent = self._queues.send(attempt, shard_index, outputs)
         with tf.control_dependencies([sent]):
             return tf.identity(attempt), feedback
 
@@ -139,17 +143,13 @@ class WorkerLoop:
             raise RuntimeError("the loop is traced before there is input")
         # A batch has N = num_required shards, because an update sums N of them. Worker
         # N + i takes shard i of the next batch.
-        ahead, own_shard = (
-            shard_index // self._num_required,
-            shard_index % self._num_required,
-        )
-        batch = self.batches.at(
-            cached_data, step + ahead, own_shard, self._num_required
-        )
+        num_shards = self._queues.num_required
+        ahead, own_shard = shard_index // num_shards, shard_index % num_shards
+        batch = self.batches.at(cached_data, step + ahead, own_shard, num_shards)
         whole = self.batches.at(cached_data, step, 0, 1)
         # Each worker counts the whole batch by itself, which costs no message.
         totals = totals_of(self._replica_step, lambda count: count(whole).sums)
-        if totals and self._queues.leaves_out_late_ones:
+        if totals and self._queues.has_backup_workers:
             raise UsageError(
                 "--backup_workers does not fit this loss: it is a mean over the values "
                 "that masks or weights leave, of which the shards of a batch have "
@@ -165,45 +165,9 @@ class WorkerLoop:
     def _check_state(self, outputs: ReplicaOutputs) -> None:
         state = tf.nest.flatten(outputs.state)
         whole_numbers = [value for value in state if not value.dtype.is_floating]
-        if whole_numbers and self._queues.leaves_out_late_ones:
+        if whole_numbers and self._queues.has_backup_workers:
             raise UsageError(
                 "--backup_workers does not fit this model: one of its layers keeps "
                 "whole numbers, which the first worker sends, and an update may go on "
                 "without it; use --backup_workers=0."
             )
-
-
-class WorkersUnderWay:
-    """Scheduled closures of the workers, with a thread that waits for their ends."""
-
-    def __init__(
-        self,
-        coordinator: tf.distribute.coordinator.ClusterCoordinator,
-        give_up: Callable[[], None],
-    ):
-        """Starts the thread, which calls `give_up` if a closure fails."""
-        self._coordinator = coordinator
-        self._give_up = give_up
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-
-    def wait(self, patience_seconds: float | None) -> None:
-        """Waits for the end of all closures, and raises the error of a failed one."""
-        self._thread.join(patience_seconds)
-        self.raise_failure()
-
-    def raise_failure(self) -> None:
-        """Raises the error of a failed closure, if there is one."""
-        if self._failure is not None:
-            raise self._failure
-
-    def _watch(self) -> None:
-        try:
-            self._coordinator.join()
-        except BaseException as failure:
-            # Stored before the wait ends, so that the waiting thread finds the failure.
-            self._failure = failure
-            # If a server was lost, what waits there has ended already.
-            with contextlib.suppress(*LOSSES):
-                self._give_up()

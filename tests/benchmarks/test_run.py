@@ -15,6 +15,7 @@ import pytest
 
 from benchmarks import record
 from benchmarks.peers import work
+from benchmarks.speed import sides
 from benchmarks.speed.sides import Measured, Peer, Project, Side
 from benchmarks.speed.subject import Subject, measure_pairs
 from benchmarks.speed.subjects import SUBJECTS
@@ -206,6 +207,27 @@ def test_the_project_and_a_peer_are_really_run(
     assert 0.5 < measured.first_step_seconds < measured.wall_seconds
     assert measured.peak_memory_mib > 100
     assert {"tensorflow", "keras"} <= set(measured.versions)
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [("echo why >&2; exit 3", "ended with 3: why"), ("exec sleep 60", "did not end")],
+)
+def test_a_worker_that_fails_or_hangs_is_reported(
+    second: str,
+    said: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker = tmp_path / "worker.sh"
+    is_second = """case "$TF_CONFIG" in *'"index": 1'*)"""
+    worker.write_text(f"#!/bin/sh\n{is_second} {second};; esac\nexec sleep 60\n")
+    worker.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(worker))
+    if "did not" in said:
+        monkeypatch.setattr(sides, "_PATIENCE_SECONDS", 0.2)
+    with pytest.raises(RuntimeError, match=said):
+        Peer("any", (), num_workers=2).measure(tmp_path)
 
 
 @pytest.mark.exhaustive

@@ -28,8 +28,8 @@ def test_every_strategy_has_an_arm_for_each_of_its_ways_to_update() -> None:
 def test_the_page_shows_the_recorded_results() -> None:
     recorded = json.loads(strategy_table.RECORD.read_text(encoding="utf-8"))
     assert strategy_page.PAGE.read_text("utf-8") == strategy_page.page(recorded)
-    assert list(recorded["subjects"]) == [s.name for s in strategy_table.SUBJECTS]
-    for subject in strategy_table.SUBJECTS:
+    assert list(recorded["subjects"]) == [s.name for s in strategy_table.MODELS]
+    for subject in strategy_table.MODELS:
         kept = recorded["subjects"][subject.name]
         names = {arm["name"] for arm in kept["arms"]}
         assert names <= set(strategy_table.arms_of())
@@ -43,7 +43,7 @@ def test_the_page_shows_the_recorded_results() -> None:
 @pytest.mark.cluster
 @pytest.mark.exhaustive
 def test_a_table_of_short_runs(tmp_path: pathlib.Path) -> None:
-    (dense, *_) = strategy_table.SUBJECTS
+    (dense, *_) = strategy_table.MODELS
     words = strategy_table.command_of(dense)[3:]
     short = ("--seeds=1", "--until=seeds", "--train_steps=2", f"--run_dir={tmp_path}")
     kept = [w for w in words if not w.startswith(("--seeds=", "--until="))]

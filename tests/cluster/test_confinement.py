@@ -55,9 +55,9 @@ folder, confine, task = sys.argv[1:]
 plan = Plan(
     command=[sys.executable, "-c", task, folder],
     addresses=local_cluster({"worker": 2}),
-    serving=(),
+    server_jobs=(),
     logs=pathlib.Path(folder, "logs"),
-    confine=confine,
+    isolation=confine,
 )
 say = lambda line: print(line, file=sys.stderr, flush=True)
 sys.exit(Launcher(plan, say).run())
@@ -178,7 +178,7 @@ def test_where_it_is_required_and_not_allowed_nothing_is_started(
 
 TRAFFIC = """
 import subprocess, sys
-from strategies.processes.network_isolation import network_of_its_own
+from strategies.processes.network_isolation import isolated_network
 
 SEND = '''
 import socket, time
@@ -192,7 +192,7 @@ with socket.create_server(("127.0.0.1", 0)) as listener:
                     got += len(here.recv(1 << 16))
             time.sleep(1)
 '''
-with network_of_its_own("required", print) as network:
+with isolated_network("required", print) as network:
     command = network.command([sys.executable, "-c", SEND])
     subprocess.run(command, pass_fds=tuple(network.descriptors.values()), check=True)
 """

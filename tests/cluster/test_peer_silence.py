@@ -47,20 +47,20 @@ def test_a_host_that_is_cut_off_is_silent() -> None:
             ]
             return [look.communicate()[0].strip() for look in looks]
 
-        assert seen_from(0) == ["GONE"]
+        assert seen_from(0) == ["DEAD"]
         hosts.cut_off(1)
         assert seen_from(0, 1, seconds=6) == ["SILENT", "SILENT"]
         hosts.connect(1)
         # The kernel may take a second or more to use the cable again.
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while seen_from(0) != ["GONE"]:
+        while seen_from(0) != ["DEAD"]:
             assert time.monotonic() < deadline
 
 
 def test_one_that_was_missing_is_so_until_it_talks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    there, gone, silent = PeerState.THERE, PeerState.GONE, PeerState.SILENT
+    there, gone, silent = PeerState.SERVING, PeerState.DEAD, PeerState.SILENT
     seconds, disconnected = [0.0], list[str]()
     monkeypatch.setattr(
         "strategies.cluster.peer_silence.time.monotonic", lambda: seconds[0]
@@ -71,7 +71,7 @@ def test_one_that_was_missing_is_so_until_it_talks(
     def look(present: PeerState) -> str | None:
         monkeypatch.setattr(peer_silence, "peer_state", lambda address: present)
         seconds[0] += 1
-        return tasks.missing().get("worker-0")
+        return tasks.probe().get("worker-0")
 
     # It is silent for as long as others wait for it, and then for longer.
     assert [look(p) for p in (silent, silent, silent)] == [None] * 3
@@ -94,5 +94,5 @@ def test_a_shortage_of_this_process_is_no_sign_of_others(
     tasks = peer_silence.PeerStates({"worker-0": "127.0.0.1:1"}, patience_seconds=0)
     with monkeypatch.context() as patched:
         patched.setattr(peer_silence, place, fail)
-        assert tasks.missing() == {}
-    assert tasks.missing() == {"worker-0": "was lost"}
+        assert tasks.probe() == {}
+    assert tasks.probe() == {"worker-0": "was lost"}

@@ -34,7 +34,7 @@ def resources_of_tasks(
     plan = Plan(
         command=[sys.executable, "-c", RECORD_GPUS, str(folder)],
         addresses=local_cluster(num_tasks),
-        serving=(),
+        server_jobs=(),
         logs=folder / "logs",
         gpus=gpus,
     )

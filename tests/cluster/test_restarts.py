@@ -78,7 +78,7 @@ class Cluster:
         self,
         folder: pathlib.Path,
         actions: Actions,
-        serving: Sequence[str] = (),
+        server_jobs: Sequence[str] = (),
     ):
         self.folder = folder
         self.said: list[str] = []
@@ -89,10 +89,10 @@ class Cluster:
         self.plan = Plan(
             command=[sys.executable, "-c", TASK, str(folder)],
             addresses=local_cluster({job: jobs.count(job) for job in jobs}),
-            serving=serving,
+            server_jobs=server_jobs,
             logs=folder / "logs",
             max_restarts=3,
-            patience_seconds=0.5,
+            suspend_timeout_seconds=0.5,
             resume_flags=["--resume=auto"],
             saved_step=self.step,
             reached_step=self.step,
@@ -188,7 +188,7 @@ def test_a_chief_that_was_stopped_before_it_could_tell_the_others_is_not_waited_
     if job == "chief":
         actions = {"chief-0": [-signal.SIGTERM], "worker-0": ["wait"], "ps-0": ["wait"]}
     serving = ("worker", "ps") if job == "chief" else ()
-    assert Cluster(tmp_path, actions, serving=serving).run() == 143
+    assert Cluster(tmp_path, actions, server_jobs=serving).run() == 143
     # The launcher needs time to notice and to end the tasks. Workers that train are
     # asked to end, which these do at once.
     seconds = sum(seconds for seconds, running in waited if running)
@@ -212,7 +212,7 @@ def test_a_worker_that_serves_starts_again_at_its_own_address(
 ) -> None:
     """The launcher kills a stopped worker before it starts the worker again."""
     actions: Actions = {**SERVED, "worker-1": [action, "wait"]}
-    cluster = Cluster(tmp_path, actions, serving=("worker", "ps"))
+    cluster = Cluster(tmp_path, actions, server_jobs=("worker", "ps"))
     assert cluster.run() == 0
     first, second = cluster.starts("worker-1")
     assert first["cluster"] == second["cluster"]
@@ -235,7 +235,7 @@ def test_a_task_that_is_stopped_is_not_waited_for_when_the_others_have_missed_it
         "worker-1": ["stop", 0],
     }
     cluster = Cluster(tmp_path, actions)
-    assert cluster.run(patience_seconds=60.0) == 0
+    assert cluster.run(suspend_timeout_seconds=60.0) == 0
     assert cluster.said == [
         "worker-1 is stopped, as by SIGSTOP, and is killed.",
         "worker-1 was lost (SIGKILL): restart 1 of 3, of all tasks, from step 0.",
@@ -252,7 +252,7 @@ def test_a_chief_or_a_server_takes_all_with_it(
         "worker-0": ["wait", 0],
         lost: [KILLED, 0],
     }
-    cluster = Cluster(tmp_path, actions, serving=("worker", "ps"))
+    cluster = Cluster(tmp_path, actions, server_jobs=("worker", "ps"))
     assert cluster.run() == 0
     assert cluster.said == [
         f"{lost} was lost (SIGKILL): restart 1 of 3, of all tasks, from step 0."
@@ -273,7 +273,7 @@ def test_servers_are_not_waited_for_when_no_chief_is_left_to_dismiss_them(
 ) -> None:
     """SIGTERM to the launcher ends the chief before it trains and can dismiss them."""
     actions: Actions = {"chief-0": ["wait"], "worker-0": ["wait"], "ps-0": ["wait"]}
-    cluster = Cluster(tmp_path, actions, serving=("worker", "ps"))
+    cluster = Cluster(tmp_path, actions, server_jobs=("worker", "ps"))
     timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM))
     timer.start()
     assert cluster.run() == 143

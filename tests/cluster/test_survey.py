@@ -43,7 +43,7 @@ def test_every_task_gets_the_card_of_every_other() -> None:
             )
         )
     for index, answers in enumerate(found):
-        cards = {task: answer.card for task, answer in answers.items()}
+        cards = {task: answer.node_info for task, answer in answers.items()}
         assert cards == {
             f"worker-{other}": {"rank": other, "task": f"worker-{other}"}
             for other in range(3)
@@ -56,8 +56,8 @@ def test_a_task_that_is_not_there_is_told_from_a_name_that_is_unknown() -> None:
     # RFC 2606 keeps this name from ever existing.
     cluster = worker(0, {"worker": (*addresses["worker"], "host.invalid:1")})
     answers = node_info.exchange(cluster, {}, seconds=0.1)
-    assert answers["worker-1"].silence == "nothing listens there"
-    assert answers["worker-2"].silence == "the host name host.invalid is not known here"
+    assert answers["worker-1"].problem == "nothing listens there"
+    assert answers["worker-2"].problem == "the host name host.invalid is not known here"
 
 
 def test_an_address_that_is_taken_is_refused() -> None:
@@ -127,7 +127,7 @@ def test_a_stranger_is_not_taken_for_a_task(case: str) -> None:
     with stranger(answer) as address:
         cluster = worker(0, {"worker": (own, address)})
         (found,) = node_info.exchange(cluster, {}, seconds=0.1).values()
-    assert found == node_info.Answer(silence=expected)
+    assert found == node_info.Answer(problem=expected)
 
 
 def test_strangers_do_not_keep_tasks_from_meeting() -> None:
@@ -143,8 +143,8 @@ def test_strangers_do_not_keep_tasks_from_meeting() -> None:
                         connection.sendall(message)
                     break
         second = node_info.exchange(worker(1, addresses), {"n": 1}, SECONDS)
-        assert second["worker-0"].card == {"n": 0, "task": "worker-0"}
-        assert first.result()["worker-1"].card == {"n": 1, "task": "worker-1"}
+        assert second["worker-0"].node_info == {"n": 0, "task": "worker-0"}
+        assert first.result()["worker-1"].node_info == {"n": 1, "task": "worker-1"}
 
 
 def test_cards_are_compared() -> None:

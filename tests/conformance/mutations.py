@@ -555,7 +555,7 @@ MUTATIONS = (
     Mutation(
         "an update without late workers is not that of a whole batch",
         "strategies/ps/sync_coordinator.py",
-        (("if self._queues.leaves_out_late_ones:", "if False:"),),
+        (("if self._queues.has_backup_workers:", "if False:"),),
         "tests/cluster/test_backup_workers.py",
     ),
     Mutation(

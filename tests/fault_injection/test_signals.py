@@ -71,7 +71,7 @@ task += f"open({sys.argv[1]!r}, 'w').close()\\ntime.sleep(600)"
 plan = Plan(
     command=[sys.executable, "-c", task],
     addresses=local_cluster({"worker": 1}),
-    serving=(),
+    server_jobs=(),
     logs=pathlib.Path("none"),
 )
 sys.exit(Launcher(plan, print).run())

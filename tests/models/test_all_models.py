@@ -61,6 +61,25 @@ class NotedSettings:
         return getattr(ModelConfig(dropout=0.5), name)
 
 
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("SETTINGS: tuple = tuple('ab')", r"on line 2\)"),
+        ("SETTINGS = 'dropout'", "SETTINGS is no tuple"),
+        ("SETTINGS = (", "never closed"),
+        ("# \0", "null bytes"),
+    ],
+)
+def test_settings_that_cannot_be_read_are_refused(
+    source: str, said: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "odd.py").write_text(f"SPEC = None\n{source}")
+    monkeypatch.setattr(models, "__file__", str(tmp_path / "__init__.py"))
+    models._settings_of.cache_clear()
+    with pytest.raises(ValueError, match=rf"^models/odd\.py .*\(.*{said}"):
+        models.using("dropout")()
+
+
 @pytest.mark.parametrize("name", models.names())
 def test_a_model_names_the_settings_that_it_reads(name: str) -> None:
     """Others are refused; see `used_by` in trainers/config/model.py."""

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from strategies import registry
 from strategies.cluster.connections import connect_without_proxy
-from strategies.cluster.security import WHAT_IT_MEANS, has_remote
+from strategies.cluster.security import NO_PROTECTION, has_remote
 from strategies.cluster.spec import EVALUATOR, Cluster
 from strategies.common.console import Console, print_error
 from strategies.common.errors import ExitCode, PeerLostError, UsageError
@@ -199,7 +199,7 @@ def run_task(config: Config, cluster: Cluster, console: Console) -> int:
     """
     if has_remote(cluster.tasks().values()) and not has_emulated_hosts(config):
         console.warn(
-            f"--allow_remote_hosts: {WHAT_IT_MEANS}; the network must keep everybody "
+            f"--allow_remote_hosts: {NO_PROTECTION}; the network must keep everybody "
             f"else away from {cluster.address}."
         )
     if needs_tensorflow(config):

@@ -94,7 +94,10 @@ def values_with_effect(name: str, other: str) -> tuple[str, ...]:
     There are none if the other setting does not decide on it.
     """
     values = (all_fields()[name].field.metadata["used_by"] or {}).get(other, ())
-    return tuple(values() if callable(values) else values)
+    try:
+        return tuple(values() if callable(values) else values)
+    except ValueError as error:  # A file in models/ that cannot be read.
+        raise UsageError(str(error)) from error
 
 
 def has_effect(name: str, run: Mapping[str, Any]) -> bool:

@@ -24,10 +24,10 @@ _IN_WORDS = {
 }
 _NO_ANSWER = {
     PeerState.SILENT: "does not answer: it is suspended, or its network is cut off",
-    PeerState.GONE: "was lost",
+    PeerState.DEAD: "was lost",
     # TensorFlow's server answers without Python's lock.
-    PeerState.THERE: "answers by TCP alone: its Python is blocked, or a firewall lets "
-    "no UDP through",
+    PeerState.SERVING: "answers by TCP alone: its Python is blocked, or a firewall "
+    "lets no UDP through",
 }
 _ALL_WAIT = (
     "any task: all wait in TensorFlow, for a message that was lost, or for an input "
@@ -62,8 +62,8 @@ def _behind(
     states = {t: a for t, a in answers.items() if isinstance(a, PeerState)}
     if len(states) == len(answers) > 1 and set(states.values()) == {PeerState.SILENT}:
         return {task: CUT_OFF}
-    silent = {t: _NO_ANSWER[s] for t, s in states.items() if s is not PeerState.THERE}
-    mute = {t: _NO_ANSWER[s] for t, s in states.items() if s is PeerState.THERE}
+    silent = {t: _NO_ANSWER[s] for t, s in states.items() if s is not PeerState.SERVING}
+    mute = {t: _NO_ANSWER[s] for t, s in states.items() if s is PeerState.SERVING}
     works = {t: _work(r) for t, r in reports.items() if r.sign is not Sign.NONE}
     sure = {t: w for t, w in works.items() if reports[t].sign is not Sign.COMPUTES}
     return silent or sure or mute or works

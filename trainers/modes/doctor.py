@@ -273,16 +273,16 @@ class _Checks:
         states = {cluster.task: "this task"}
         with self.findings.collect_errors():
             for task, answer in node_info.exchange(cluster, card, seconds).items():
-                if answer.card is not None:
-                    states[task] = in_words(answer.card)
-                    for kind, text in differences(task, answer.card, card):
+                if answer.node_info is not None:
+                    states[task] = in_words(answer.node_info)
+                    for kind, text in differences(task, answer.node_info, card):
                         self.findings.add(kind, text)
                     continue
-                states[task] = f"not reached: {answer.silence}"
+                states[task] = f"not reached: {answer.problem}"
                 self.findings.add(
                     "problem",
                     f"{task} at {cluster.tasks()[task]} was not reached "
-                    f"({answer.silence}): run this command on every task at the same "
+                    f"({answer.problem}): run this command on every task at the same "
                     "time; if that was done, correct the address or the firewall.",
                 )
         self._show_tasks(cluster, states)

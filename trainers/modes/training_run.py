@@ -303,7 +303,7 @@ class TrainingRun:
         """Returns when all tasks have called it; a step would not wait so long."""
         # While the chief writes, other tasks wait here and not in a step.
         start = time.perf_counter()
-        self.parts.strategy.broadcast_from_chief([])
+        self.parts.strategy.barrier()
         if self.metrics.phases is not None:
             self.metrics.phases.add_chief_seconds(time.perf_counter() - start)
 

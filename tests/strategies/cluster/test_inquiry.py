@@ -133,4 +133,4 @@ def test_an_answer_that_is_no_report_is_none(changes: dict[str, object] | None) 
             step=1, doing="\\x1b[2J", idle_seconds=1.0, sign=Sign.INPUT, where="f"
         )
     else:
-        assert found is PeerState.THERE
+        assert found is PeerState.SERVING

@@ -13,10 +13,10 @@ from strategies.cluster.probes import PeerState, peer_state
 @pytest.mark.parametrize(
     ("error", "state"),
     [
-        (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), PeerState.GONE),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), PeerState.DEAD),
         (OSError(errno.EHOSTUNREACH, "no route"), PeerState.SILENT),
         # A scheduler removes the name of a task that has ended.
-        (socket.gaierror(socket.EAI_NONAME, "unknown name"), PeerState.GONE),
+        (socket.gaierror(socket.EAI_NONAME, "unknown name"), PeerState.DEAD),
         # A name server that does not answer knows nothing of the task.
         (socket.gaierror(socket.EAI_AGAIN, "temporary failure"), PeerState.SILENT),
         (TimeoutError("timed out"), PeerState.SILENT),

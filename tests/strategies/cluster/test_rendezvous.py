@@ -149,14 +149,14 @@ def test_all_tasks_are_asked_for_their_node_at_the_same_time(
     addresses = local_cluster({"worker": 4})
     together = threading.Barrier(3)
 
-    def answer(own_name: str, peer: tuple[str, str]) -> node_info.Answer:
+    def answer(own_name: str, task: str, address: str) -> node_info.Answer:
         together.wait(timeout=10)
-        return node_info.Answer(silence=f"{peer[0]} says nothing to {own_name}")
+        return node_info.Answer(problem=f"{task} says nothing to {own_name}")
 
     monkeypatch.setattr(node_info, "_ask", answer)
     cluster = Cluster(job="worker", addresses=addresses)
     found = node_info.exchange(cluster, {}, seconds=0.1)
-    assert found["worker-3"].silence == "worker-3 says nothing to worker-0"
+    assert found["worker-3"].problem == "worker-3 says nothing to worker-0"
     assert len(found) == 3
 
 

@@ -54,7 +54,7 @@ def busy(sign: Sign, doing: str = "train") -> Report:
         ),
         (
             busy(Sign.COMPUTES),
-            {5: PeerState.THERE},
+            {5: PeerState.SERVING},
             "worker-5 at host5:1, which answers by TCP alone: its Python is blocked, "
             "or a firewall lets no UDP through",
         ),
