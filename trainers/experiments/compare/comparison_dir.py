@@ -53,7 +53,7 @@ class Begun:
     looks: Sequence[Range]
 
 
-class ComparisonFolder:
+class ComparisonDir:
     """Paths and files of a comparison; the constructor writes nothing.
 
     plan.json describes the comparison. runs/<arm>/seed-<n> are ordinary run folders,

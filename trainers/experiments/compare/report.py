@@ -10,7 +10,7 @@ import jinja2
 from strategies.common.files import write_json
 from strategies.common.text import as_argument, table_lines
 from trainers.experiments.compare.charts import charts_of
-from trainers.experiments.compare.comparison_dir import ComparisonFolder
+from trainers.experiments.compare.comparison_dir import ComparisonDir
 from trainers.experiments.explain.slower import slower_arms
 from trainers.experiments.run_record import Run
 
@@ -45,7 +45,7 @@ _LEAST_WITH_FIVE_DECIMALS = 1e-4
 
 
 def write_report(
-    folder: ComparisonFolder,
+    folder: ComparisonDir,
     conclusion: Mapping[str, Any],
     runs: Sequence[Run],
     sections: Sequence[Mapping[str, Any]] = (),

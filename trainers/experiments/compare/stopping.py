@@ -130,8 +130,8 @@ def _would_decide(summary: Paired, margin: float, look: Look, level: float) -> b
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Loss:
-    """The reason for which an arm was dropped.
+class DroppedArm:
+    """Arm that was dropped, and the reason.
 
     Attributes:
       arm: Name of the arm.
@@ -152,14 +152,14 @@ class Loss:
         )
 
 
-def losses_at(
+def arms_to_drop(
     num_seeds: int,
     by_arm: RunsByArm,
     control: str | None,
     settings: ComparisonConfig,
     look: Look,
     dropped: Collection[str],
-) -> list[Loss]:
+) -> list[DroppedArm]:
     """Returns the arms that another arm is shown to be faster than.
 
     All pairs of arms are tested, with an error rate of 5 % for all pairs and looks
@@ -174,14 +174,14 @@ def losses_at(
             summary = paired(differences, with_bootstrap=False)
             tested.append((one, other, summary))
     p_values = holm([look.adjusted_p_value(s.p_value or 0.0, 2) for *_, s in tested])
-    losses: dict[str, Loss] = {}
+    found: dict[str, DroppedArm] = {}
     for (one, other, summary), p_value in zip(tested, p_values, strict=True):
         slower, faster = (one, other) if summary.mean < 0 else (other, one)
         if p_value >= SIGNIFICANCE or slower in dropped or slower == control:
             continue
         ratio = math.exp(abs(summary.mean))
-        if slower not in losses or ratio > losses[slower].ratio:
-            losses[slower] = Loss(
+        if slower not in found or ratio > found[slower].ratio:
+            found[slower] = DroppedArm(
                 arm=slower, faster=faster, ratio=ratio, num_seeds=num_seeds
             )
-    return list(losses.values())
+    return list(found.values())
