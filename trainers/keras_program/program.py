@@ -101,7 +101,9 @@ class Program:
                 # That of the last `fit` is failed, if the program has caught its error.
                 self._folder.add_to_result(status="completed")
         except UsageError:
-            if self._cluster.is_chief and self._calls.count:
+            count = self._calls.count
+            is_repeated = self._folder.has_later_checkpoint(count)
+            if self._cluster.is_chief and count and not is_repeated:
                 # Of an earlier `fit`, which is not all that the program trains.
                 # The program's own error comes after a whole training.
                 after_fit = self._error is None
