@@ -12,7 +12,7 @@ import tensorflow as tf
 from models.objective import as_scalars
 from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
-from strategies.common.errors import DivergedError, NotSavedError
+from strategies.common.errors import DivergedError, NotSavedError, UsageError
 from strategies.common.types import LoopFunction
 from strategies.common.write_errors import WriteErrorReporter, disk_error, remedy_of
 from trainers.config.tracking import TrackingConfig
@@ -100,6 +100,12 @@ class Reporter(NullReporter):
         check_same_phases(
             *(self._folder, self._parts.phase, began, first_step, ended, last_step)
         )
+        if self._parts.config.model.keras_fit and first_step < step and not is_over:
+            raise UsageError(
+                f"{self._folder.path} has done {step:,} steps of Keras's own fit, "
+                "which is not continued: leave epochs as they were, or choose another "
+                "--run_dir."
+            )
         if not (is_over and self._folder.has_ended(self._parts.phase)):
             return False
         words = f"{self._folder.path} is complete at step {step}: nothing to do."

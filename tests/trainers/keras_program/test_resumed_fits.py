@@ -295,6 +295,39 @@ def test_an_earlier_fit_is_not_longer_than_before(
     assert f"{words} at step 9" in mixed.stderr
 
 
+# The tests above have the training loop of the strategies.
+@pytest.mark.exhaustive
+def test_a_fit_of_keras_that_a_callback_has_stopped_is_over(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = """
+    class Stops(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = epoch == 1
+
+    model.compile("sgd", "mse")
+    for epochs in (4, int(os.environ["EPOCHS"])):
+        history = model.fit(x, y, epochs=epochs, batch_size=16, callbacks=[Stops()])
+        print("said", history.history, model.get_weights())
+    """
+    flags = (*_ONE, "--set=model.keras_fit=true")
+    monkeypatch.setenv("EPOCHS", "1")
+    said = _said(_run(tmp_path, text, *flags))
+    result = processes.result_of(tmp_path / "run")
+    assert (len(said), result["steps"]) == (2, 9)
+    # The second one was killed after its checkpoint.
+    (tmp_path / "run" / "result.json").unlink()
+    again = _run(tmp_path, text, *flags, "--resume=auto")
+    assert again.stdout.count("nothing to do") == 1, again.stderr
+    assert _said(again) == said
+    assert processes.result_of(tmp_path / "run")["steps"] == 9
+    monkeypatch.setenv("EPOCHS", "3")
+    longer = _run(tmp_path, text, *flags, "--resume=auto")
+    assert longer.returncode == 2
+    words = "has done 9 steps of Keras's own fit, which is not continued"
+    assert words in longer.stderr
+
+
 def test_callbacks_of_batches_go_on_counting(tmp_path: pathlib.Path) -> None:
     """Keras callbacks count in attributes that they set in epochs that have begun."""
     text = """
