@@ -76,7 +76,7 @@ class Run:
         # Older results do not say so. A process counts its time from zero.
         return seconds != sorted(seconds)
 
-    def figures(self, target_accuracy: float | None) -> dict[str, float | None]:
+    def figures(self, target_accuracy: float | None = None) -> dict[str, float | None]:
         """Returns every metric by name; None where it was not measured.
 
         All are None unless the run completed.
