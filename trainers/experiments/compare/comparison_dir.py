@@ -80,7 +80,9 @@ class ComparisonDir:
         `config` is that of the comparison or of one of its runs.
         """
         target = config.tracking.tensorboard_dir
-        return target and f"{target.rstrip('/')}/{self.path.absolute().name}"
+        if target is None:
+            return None
+        return f"{target.rstrip('/')}/{self.path.absolute().name}"
 
     def log_path(self, turn: Turn) -> pathlib.Path:
         name = "warm_up" if turn.seed is None else f"seed-{turn.seed}"

@@ -11,6 +11,7 @@ from strategies.common.files import write_json
 from strategies.common.text import as_argument, table_lines
 from trainers.experiments.compare.charts import charts_of
 from trainers.experiments.compare.comparison_dir import ComparisonDir
+from trainers.experiments.compare.comparisons import DECIDING
 from trainers.experiments.explain.slower import slower_arms
 from trainers.experiments.run_record import Run
 
@@ -119,10 +120,7 @@ def verdict_lines(conclusion: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(arm, "; ".join(words)) for arm, words in lines.items()]
 
 
-_METRICS_OF_VERDICTS = (
-    *("examples_per_second", "eval_accuracy"),
-    "seconds_to_target_accuracy",
-)
+_METRICS_OF_VERDICTS = (*DECIDING, "seconds_to_target_accuracy")
 
 
 def figures_table(conclusion: Mapping[str, Any]) -> list[list[str]]:

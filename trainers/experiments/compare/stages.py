@@ -95,7 +95,6 @@ def _ends_of_stages(config: Config, looks: Sequence[Range]) -> Iterator[int]:
 
 
 def _in_words(num_seeds: int, looks: Sequence[Range], is_decided: bool) -> str:
+    which = "every arm" if is_decided else "not every arm"
     planned = f"{looks[0][0]} to {looks[-1][1]}"
-    if is_decided:
-        return f"{num_seeds} of {planned}: every arm has its verdicts"
-    return f"{num_seeds} of {planned}: not every arm has its verdicts"
+    return f"{num_seeds} of {planned}: {which} has its verdicts"

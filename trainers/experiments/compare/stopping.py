@@ -10,6 +10,7 @@ from typing import Any
 
 from trainers.config.comparison import FEWEST_SEEDS, ComparisonConfig
 from trainers.experiments.compare.comparisons import (
+    ACCURACY,
     DECIDING,
     SPEED,
     RunsByArm,
@@ -28,7 +29,7 @@ from trainers.experiments.compare.statistics import (
 )
 from trainers.experiments.compare.verdicts import TOO_FEW, UNDETECTED, UNKNOWN
 
-_WORDS = {SPEED: "speed", "eval_accuracy": "accuracy"}
+_WORDS = {SPEED: "speed", ACCURACY: "accuracy"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,8 +64,8 @@ def state_at(
 ) -> State:
     """Returns the state of a comparison after a number of seeds.
 
-    An arm that has no run to compare has its verdict, which is "unknown", and so has an
-    arm that was dropped.
+    Arms that were dropped, and arms without a run to compare (verdict "unknown"), count
+    as decided.
     """
     entries = [
         entry
@@ -77,18 +78,19 @@ def state_at(
     undecided: dict[str, list[str]] = {}
     for entry in left:
         undecided.setdefault(entry["arm"], []).append(_WORDS[entry["metric"]])
-    probable = [
-        _probable_num_pairs(entry, by_arm, settings, look, len(entries))
-        for entry in left
-    ]
+    probable = num_seeds
+    if left:
+        pairs = [
+            _probable_num_pairs(entry, by_arm, settings, look, len(entries))
+            for entry in left
+        ]
+        # The last look is the end, with or without all verdicts.
+        probable = min(max(num_seeds + 1, *pairs), look.last)
     return State(
         num_seeds=num_seeds,
         num_verdicts=len(entries) - len(left),
         undecided=undecided,
-        # The last look is the end, with or without all verdicts.
-        probable_num_seeds=min(max((num_seeds + 1, *probable)), look.last)
-        if left
-        else num_seeds,
+        probable_num_seeds=probable,
     )
 
 

@@ -216,4 +216,4 @@ def loss_of(run: Run) -> float | None:
     It is None if the run did not complete, or if the loss is not finite.
     """
     has_held_out = bool(run.result.get("eval_examples"))
-    return run.figures(None)["eval_loss" if has_held_out else "train_loss"]
+    return run.figures()["eval_loss" if has_held_out else "train_loss"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -320,16 +321,11 @@ def _multiple(
         return None
     replicas = subject.num_replicas
     words = f"gradients are {factor:.4g} times those of one_device"
-    # A factor of 1 / replicas is a mean taken twice, a factor of replicas a sum.
-    for explained, why in (
-        (
-            1 / replicas,
-            f"averaged over {replicas} replicas once more than they should be",
-        ),
-        (replicas, f"{replicas} replicas' gradients are summed once too often"),
-    ):
-        if replicas > 1 and np.isclose(factor, explained, rtol=_LEFT_UNEXPLAINED):
-            return f"{words}: {why}"
+    is_close = functools.partial(np.isclose, factor, rtol=_LEFT_UNEXPLAINED)
+    if replicas > 1 and is_close(1 / replicas):
+        words += f": averaged over {replicas} replicas once more than they should be"
+    elif replicas > 1 and is_close(replicas):
+        words += f": {replicas} replicas' gradients are summed once too often"
     return words
 
 
