@@ -77,12 +77,11 @@ class Program:
         # The same of a callback, whose own error the program may catch, as with Keras.
         self._callback_error: CallbackError | None = None
         self._ended: _ProgramEnded | None = None
-        self._is_on_every_task = config.strategy.traits.loops_together
+        self._loops_together = config.strategy.traits.loops_together
         self._variables = ProgramVariables()
         self._traced = TracedModels()
         self._calls = CallsOfFit(
-            *(config, cluster, strategy, self._warn, train),
-            *(self._variables, self._traced),
+            config, cluster, strategy, self._warn, train, self._variables, self._traced
         )
 
     def run(self) -> ExitCode:
@@ -229,8 +228,11 @@ class Program:
         return history
 
     def _leave_fit(self, error: CallbackError) -> NoReturn:
-        """Raises what a callback has raised, as `fit` does: searches stop trials so."""
-        if self._is_on_every_task:
+        """Raises what a callback has raised, as `fit` does.
+
+        Searches of hyperparameters stop a trial in this way.
+        """
+        if self._loops_together:
             self._fail(error)
         self._strategy.pause()
         self._others_wait = True
@@ -243,7 +245,7 @@ class Program:
         They are still in this `fit`: the program cannot catch the error and go on.
         """
         self._error = error
-        if self._is_on_every_task:
+        if self._loops_together:
             self._end_program(ExitCode.USAGE)
 
     def _end_program(self, exit_code: ExitCode) -> NoReturn:

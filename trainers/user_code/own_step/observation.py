@@ -50,7 +50,7 @@ class Observed(NamedTuple):
       is_divisible: False if halves were not observed: all examples are their only half.
       updates: Calls of optimizers.
       reads_after: See `UpdateCatcher`.
-      gradients: A number of each gradient, for all examples and each half, float64
+      gradients: `number_of` each gradient, for all examples and each half, float64
         [3, n].
       is_repeatable: True if the same examples give the same gradients again, and all
         random numbers of Keras belong to single examples.
