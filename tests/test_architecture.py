@@ -287,11 +287,8 @@ IMPORT_BY_NAME = {
     *("models/__init__.py", "strategies/registry.py", "trainers/inputs/__init__.py"),
     # These modules contain the names, or get the name from --mode.
     *("trainers/__init__.py", "trainers/main.py", "trainers/cli/app.py"),
-    *("trainers/fault_tolerance/tensorflow_errors.py", "trainers/cli/app.py"),
     # Only the command line gives this name; see tests/trainers/user_code/test_names.py.
     "models/factories.py",
-    # It imports one module late, because that module loads Keras.
-    "trainers/api.py",
     # A template, and a process that waits for a template, import these in advance.
     *("strategies/processes/template_process.py", "trainers/cli/warm_start.py"),
     "trainers/modes/compare.py",

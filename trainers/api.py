@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import html
-import importlib
 import os
 import pathlib
 import signal
@@ -205,13 +204,14 @@ def fit(
             "given: leave it out, or start python -m trainers.main --script."
         )
     # Keras takes two seconds to import, which other commands do not need.
-    module = importlib.import_module("trainers.keras_program.sent_call")
+    from trainers.keras_program import sent_call
+
     with tempfile.TemporaryDirectory(prefix=SENT_PREFIX) as folder:
-        call = module.SentCall(pathlib.Path(folder))
+        call = sent_call.SentCall(pathlib.Path(folder))
         given = {"strategy": strategy, **(settings or {})}
         given.setdefault("run_dir", str(new_folder(f"{strategy}-fit")))
         # Settings are checked before the model is sent.
-        config = configure(**given, script=module.__file__)
+        config = configure(**given, script=sent_call.__file__)
         _check_mode(config)
         if "seed" not in config.given:
             seed = _LAST_SEEDS[model] = _seed_of(model, config)

@@ -20,13 +20,13 @@ _EXIT_CODES = {
 class PreemptionSignals:
     """Signal handlers that stop a run after the current step. A callback.
 
-    The context of each training of a process. A request that came too late to stop one
-    training stops the next one after its first call of the inner loop.
+    A process enters this context once for each training. A request that comes too late
+    to stop one training stops the next one after its first call of the inner loop.
 
-    A SIGINT that the process was started to ignore stays ignored.
-    A second signal is handled as it was before, which ends the process at once; unless
-    it only repeats what a launcher has received as well. So is any signal in processes
-    that are forked: `multiprocessing.Pool` ends its workers by SIGTERM.
+    A SIGINT that the process was started to ignore stays ignored. A second signal has
+    the handler that it had before, which ends the process at once, unless it is the
+    launcher's copy of the first. Forked processes have the earlier handlers as well:
+    `multiprocessing.Pool` ends its workers by SIGTERM.
     """
 
     def __init__(self, stops_together: bool = False) -> None:
@@ -50,8 +50,9 @@ class PreemptionSignals:
     def __enter__(self) -> PreemptionSignals:
         self._num_trainings += 1
         self._is_first_call = True
-        for number in () if self.requested else requests_to_stop():
-            self._previous[number] = signal.signal(number, self._receive)
+        if not self.requested:
+            for number in requests_to_stop():
+                self._previous[number] = signal.signal(number, self._receive)
         for passed_on in PASSED_ON.values():
             signal.signal(passed_on, self._receive_passed_on)
         return self
@@ -82,18 +83,18 @@ class PreemptionSignals:
         """Exit code of the received signal, or SIGTERM's if another process got it."""
         return _EXIT_CODES[signal.Signals(self._received or signal.SIGTERM)]
 
-    def __call__(self, report: StepEvent) -> None:
+    def __call__(self, event: StepEvent) -> None:
         """Raises `StopRequested` if this run was asked to stop.
 
         Processes that stop together do so after the same step. A run that has reached
         its last step ends normally, but not a later training whose first call is also
         its last: a program that trains so again and again would never stop.
         """
-        agreed = report.results.agreed.stop_requested
+        agreed = event.results.agreed.stop_requested
         asked = agreed if self._stops_together else self.requested
         is_late = self._num_trainings > 1 and self._is_first_call
         self._is_first_call = False
-        if asked and (is_late or not report.is_last):
+        if asked and (is_late or not event.is_last):
             raise StopRequested(self.exit_code)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:

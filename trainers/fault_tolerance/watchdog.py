@@ -112,8 +112,8 @@ class Watchdog:
         """Sets the step at which training starts or continues."""
         self._step = step
 
-    def __call__(self, report: StepEvent) -> None:
-        self._step = report.step
+    def __call__(self, event: StepEvent) -> None:
+        self._step = event.step
 
     def _watch(self) -> None:
         timeout = self._timeout_seconds or 0.0
