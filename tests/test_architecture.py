@@ -287,7 +287,6 @@ IMPORT_BY_NAME = {
     *("models/__init__.py", "strategies/registry.py", "trainers/inputs/__init__.py"),
     # These modules contain the names, or get the name from --mode.
     *("trainers/__init__.py", "trainers/main.py", "trainers/cli/app.py"),
-    "trainers/fault_tolerance/tensorflow_errors.py",
     # Only the command line gives this name; see tests/trainers/user_code/test_names.py.
     "models/factories.py",
     # A template, and a process that waits for a template, import these in advance.

@@ -15,7 +15,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -36,7 +37,10 @@ if TYPE_CHECKING:
     import keras
 
 # Folder of the top-level package: the clone, or site-packages.
-_ROOT = pathlib.Path(__file__).parents[__name__.count(".")]
+_ROOT = pathlib.Path(__file__).parents[1]
+
+# Seeds of the last calls of `fit` with each model.
+_LAST_SEEDS: MutableMapping[keras.Model, int] = weakref.WeakKeyDictionary()
 
 
 def configure(**settings: Any) -> Config:
@@ -82,7 +86,7 @@ class TrainingResult:
 
     @property
     def status(self) -> str:
-        """Status of the run: completed, diverged or preempted."""
+        """Status of the run: completed, diverged, preempted or failed."""
         return str(self.result["status"])
 
     @property
@@ -210,7 +214,8 @@ def fit(
         config = configure(**given, script=sent_call.__file__)
         _check_mode(config)
         if "seed" not in config.given:
-            config = config.replace(seed=_seed_of(model, config))
+            seed = _LAST_SEEDS[model] = _seed_of(model, config)
+            config = config.replace(seed=seed)
         config = config.replace(script=str(call.send(model, args, kwargs)))
         result = _trained(config)
         if result.status != "completed":
@@ -222,14 +227,16 @@ def _seed_of(model: keras.Model, config: Config) -> int:
     """Returns the seed of a call of `fit`: the updates of the model's optimizer so far.
 
     With an equal seed a later call would have the same order of examples and masks of
-    dropout. A call that is continued keeps its seed.
+    dropout. So a model with a new optimizer has the seed after that of its last call. A
+    call that is continued keeps its seed.
     """
     folder = RunDir(pathlib.Path(config.run.run_dir or ""))
     if config.run.resume == "auto" and folder.holds_a_run:
         return folder.read_config().run.seed
     # A model that is not compiled has none; it is refused when it is sent.
     optimizer = getattr(model, "optimizer", None)
-    return int(getattr(optimizer, "iterations", 0)) % (LARGEST_SEED + 1)
+    updates = int(getattr(optimizer, "iterations", 0))
+    return max(updates, _LAST_SEEDS.get(model, -1) + 1) % (LARGEST_SEED + 1)
 
 
 def _check_mode(config: Config) -> None:

@@ -19,7 +19,7 @@ from tests.fault_injection.scenarios.tampering import (
 )
 from trainers.cli import flags
 from trainers.experiments.arms import arms_of
-from trainers.experiments.compare.comparison_dir import ComparisonFolder
+from trainers.experiments.compare.comparison_dir import ComparisonDir
 from trainers.main import main
 
 
@@ -169,7 +169,7 @@ LINKS = (
 def make_comparison(path: pathlib.Path) -> None:
     """Makes a comparison that was killed early: a plan and an unfinished run."""
     config = flags.parse(["main", *COMPARE])
-    comparison = ComparisonFolder(str(path))
+    comparison = ComparisonDir(str(path))
     comparison.begin(arms_of(config), config.run.seed, (1, 1))
     for name in ("runs/tower/seed-7", "warm_up/tower"):
         (path / name).mkdir(parents=True)

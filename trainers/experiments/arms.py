@@ -175,11 +175,10 @@ def _from_flags(text: str, shared: Config) -> Arm:
 
 
 def under(strategy: str, shared: Config, **settings: Any) -> Config:
-    """Returns the shared settings with a strategy, without settings it does not accept.
+    """Returns the shared settings for a strategy, without settings that it refuses.
 
-    Each strategy keeps the settings of strategies and devices that it accepts.
-    one_device does not accept --num_replicas=4 and is compared nevertheless. `settings`
-    belong to this arm, which keeps them in any case.
+    With --num_replicas=4 the arm one_device has one replica, and all others have four.
+    `settings` belong to this arm alone and are never left out.
 
     Raises:
       UsageError: The settings are invalid even without any of strategies and devices.

@@ -23,7 +23,8 @@ def command_line(config: Config) -> list[str]:
 
 def command_again(config: Config, run_dir: pathlib.Path | None = None) -> str:
     """Returns a shell command that repeats an experiment, or continues it."""
-    words = flags.arguments_of(config.replace(run_dir=run_dir and str(run_dir)))
+    folder = None if run_dir is None else str(run_dir)
+    words = flags.arguments_of(config.replace(run_dir=folder))
     strategy = f"--strategy={config.strategy.strategy}"
     # --strategies names it too. The first word is meant: a program's arguments follow.
     if config.comparison.strategies and strategy in words:

@@ -12,12 +12,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 # Okabe and Ito's palette, which color-blind readers can distinguish too.
-COLOURS = (
+COLORS = (
     *("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442"),
     "#000000",
 )
-# What matplotlib draws axes and text with. Text has no colour at all in its SVG, and
-# so that of the page's style.
+# Color in which matplotlib draws axes; `drawn` replaces it by the color of the page's
+# text, which text in SVG has anyway.
 _INK = "#000000"
 _WIDTH_INCHES = 9.0
 # Largest ratio of the ends of a linear axis; a logarithmic one is used beyond it.
@@ -57,9 +57,10 @@ def drawn(draw: Callable[..., None], *content: Any, height: float) -> str:
 
 
 def plain(name: str) -> str:
-    """Returns a name for a drawing; text between two dollar signs would be a formula.
+    """Returns a name for a drawing, with escaped dollar signs.
 
-    Numbers on logarithmic axes are formulas.
+    matplotlib takes text between two of them for a formula. Formulas stay on, because
+    numbers on logarithmic axes are formulas.
     """
     return name.replace("$", r"\$")
 
@@ -68,8 +69,8 @@ def draw_ratios(axes: Axes, shown: Sequence[Mapping[str, Any]]) -> None:
     """Draws ratios to the control with their intervals, a row for each arm."""
     for row, comparison in enumerate(shown):
         (low, high), middle = comparison["interval"], comparison["estimate"]
-        axes.plot([low, high], [row, row], color=COLOURS[0], linewidth=2)
-        axes.plot([middle], [row], "o", color=COLOURS[0])
+        axes.plot([low, high], [row, row], color=COLORS[0], linewidth=2)
+        axes.plot([middle], [row], "o", color=COLORS[0])
     axes.axvline(1, color="grey", linewidth=1)
     axes.set_yticks(range(len(shown)), [plain(c["arm"]) for c in shown])
     # The first arm is at the top.

@@ -44,11 +44,10 @@ class Measured:
         unless the process was forked from a template.
       peak_memory_mib: Peak memory of all its processes together, in MiB, as if each had
         been started by itself. Processes that only start others do not count.
-      loopback_mib: MiB sent over the machine's loopback interface during the run. The
-        number includes start-up and shutdown of the cluster, and traffic of other
-        programs. A cluster in private network namespaces is counted there, also what
-        it sends over an emulated network, without its last fifth of a second. None if
-        not counted.
+      loopback_mib: MiB sent over the machine's loopback interface during the run, with
+        start-up and shutdown of the cluster and the traffic of other programs. For a
+        cluster in private network namespaces it is the traffic in these, emulated
+        networks included, except in the last fifth of a second. None if not counted.
       other_busy_cores: Mean number of cores that other programs kept busy. They slow
         runs down, some more than others.
     """

@@ -14,7 +14,7 @@ from strategies.common.signals import name_of
 from trainers.experiments.measurement import read_measured
 from trainers.run_dir.run_dir import RunDir
 
-# Deterministic outcomes: a rerun would end the same way.
+# Outcomes of the training itself: such a run is not started again.
 _FINAL = ("completed", "diverged")
 # Parts of the average step in result.json. The first is the sum of the others.
 PARTS_OF_A_STEP = ("total", "input", "compute", "rest")
@@ -76,19 +76,20 @@ class Run:
         # Older results do not say so. A process counts its time from zero.
         return seconds != sorted(seconds)
 
-    def figures(self, target_accuracy: float | None) -> dict[str, float | None]:
+    def figures(self, target_accuracy: float | None = None) -> dict[str, float | None]:
         """Returns every metric by name; None where it was not measured.
 
         All are None unless the run completed.
         """
         result = self.result
-        lengths = {
-            p: _at(result, "throughput", "step_milliseconds", p)
-            for p in ("p50", "p90", "p99", *PARTS_OF_A_STEP)
-        }
         values = {
             "examples_per_second": _at(result, "throughput", "examples_per_second"),
-            **{f"step_milliseconds_{p}": length for p, length in lengths.items()},
+            **{
+                f"step_milliseconds_{part}": _at(
+                    result, "throughput", "step_milliseconds", part
+                )
+                for part in ("p50", "p90", "p99", *PARTS_OF_A_STEP)
+            },
             "seconds_to_target_accuracy": self._seconds_to(target_accuracy),
             "eval_accuracy": _at(result, "final", "eval_accuracy"),
             "eval_loss": _at(result, "final", "eval_loss"),

@@ -34,8 +34,9 @@ _MEMORY_OF_A_RUN = 2 << 30
 
 
 class ExperimentDir:
-    """Paths of a verification or prediction; the constructor writes nothing.
+    """Paths of a verification, prediction or explanation.
 
+    The constructor writes nothing.
     runs/<name>/ are ordinary run folders, logs/ holds the output of each run, and
     <mode>.json the results. Without --run_dir its name has the mode and the time.
     """

@@ -20,13 +20,13 @@ _EXIT_CODES = {
 class PreemptionSignals:
     """Signal handlers that stop a run after the current step. A callback.
 
-    The context of each training of a process. A request that came too late to stop one
-    training stops the next one after its first call of the inner loop.
+    A process enters this context once for each training. A request that comes too late
+    to stop one training stops the next one after its first call of the inner loop.
 
-    A SIGINT that the process was started to ignore stays ignored.
-    A second signal is handled as it was before, which ends the process at once; unless
-    it only repeats what a launcher has received as well. So is any signal in processes
-    that are forked: `multiprocessing.Pool` ends its workers by SIGTERM.
+    A SIGINT that the process was started to ignore stays ignored. A second signal has
+    the handler that it had before, which ends the process at once, unless it is the
+    launcher's copy of the first. Forked processes have the earlier handlers as well:
+    `multiprocessing.Pool` ends its workers by SIGTERM.
     """
 
     def __init__(self, stops_together: bool = False) -> None:
@@ -50,8 +50,9 @@ class PreemptionSignals:
     def __enter__(self) -> PreemptionSignals:
         self._num_trainings += 1
         self._is_first_call = True
-        for number in () if self.requested else requests_to_stop():
-            self._previous[number] = signal.signal(number, self._receive)
+        if not self.requested:
+            for number in requests_to_stop():
+                self._previous[number] = signal.signal(number, self._receive)
         for passed_on in PASSED_ON.values():
             signal.signal(passed_on, self._receive_passed_on)
         return self

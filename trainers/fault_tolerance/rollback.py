@@ -34,7 +34,7 @@ class Rollbacks:
     ):
         """Stores its parts; touches no file."""
         self._checkpoints = checkpoints
-        self._rate_factor = learning_rate_scale
+        self._learning_rate_scale = learning_rate_scale
         self._most = most
         self._warn = warn
         self._history = RollbackHistory()
@@ -50,7 +50,7 @@ class Rollbacks:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restores the history and the learning rate of a resumed run."""
         self._history = RollbackHistory(**state.get("rollbacks", {}))
-        self._rate_factor.assign(self._history.learning_rate_factor)
+        self._learning_rate_scale.assign(self._history.learning_rate_factor)
 
     def go_back(self, error: DivergedError) -> Mapping[str, Any] | None:
         """Restores a checkpoint from before a divergence and lowers the learning rate.
@@ -78,7 +78,7 @@ class Rollbacks:
             history.restored_step = step
             history.furthest_step = max(history.furthest_step, error.step)
             history.learning_rate_factor *= _FACTOR
-            self._rate_factor.assign(history.learning_rate_factor)
+            self._learning_rate_scale.assign(history.learning_rate_factor)
             self._warn(
                 f"{error.what} step {error.step}: back to step {step}, with the "
                 f"learning rate times {history.learning_rate_factor:g} (rollback "

@@ -62,11 +62,11 @@ def _behind(
     states = {t: a for t, a in answers.items() if isinstance(a, PeerState)}
     if len(states) == len(answers) > 1 and set(states.values()) == {PeerState.SILENT}:
         return {task: CUT_OFF}
-    silent = {t: _NO_ANSWER[s] for t, s in states.items() if s is not PeerState.SERVING}
-    mute = {t: _NO_ANSWER[s] for t, s in states.items() if s is PeerState.SERVING}
-    works = {t: _work(r) for t, r in reports.items() if r.sign is not Sign.NONE}
-    sure = {t: w for t, w in works.items() if reports[t].sign is not Sign.COMPUTES}
-    return silent or sure or mute or works
+    gone = {t: _NO_ANSWER[s] for t, s in states.items() if s is not PeerState.SERVING}
+    unanswered = {t: _NO_ANSWER[s] for t, s in states.items() if s is PeerState.SERVING}
+    busy = {t: _work(r) for t, r in reports.items() if r.sign is not Sign.NONE}
+    waiting = {t: w for t, w in busy.items() if reports[t].sign is not Sign.COMPUTES}
+    return gone or waiting or unanswered or busy
 
 
 def _work(report: Report) -> str:

@@ -7,7 +7,6 @@ its layers keep the rows of a batch, and the content of a stream.
 from __future__ import annotations
 
 import errno
-import importlib
 import os
 import re
 
@@ -70,7 +69,7 @@ def _refusal(error: Exception, config: Config) -> UsageError | None:
         )
     if _has_no_folder(error):
         return UsageError(
-            f"a folder was deleted or moved while it was in use, and what was in it is "
+            "a folder was deleted or moved while it was in use, and what was in it is "
             f"lost{_named(error)}: start again, in a folder that stays."
         )
     if _NO_TEMPORARY_FOLDER in message:
@@ -155,6 +154,7 @@ def _named(error: Exception) -> str:
 def _existing_devices() -> str:
     """Returns the names of this process's devices, as `tf.device` accepts them."""
     # Imported late: this module is also used in processes without TensorFlow.
-    tensorflow = importlib.import_module("tensorflow")
-    found = tensorflow.config.list_logical_devices()
+    import tensorflow as tf
+
+    found = tf.config.list_logical_devices()
     return ", ".join(f"/device:{d.name.rpartition('/device:')[2]}" for d in found)

@@ -245,9 +245,10 @@ def observes_test_batches(callback: keras.callbacks.Callback) -> bool:
 def _has_any(callback: keras.callbacks.Callback, names: Sequence[str]) -> bool:
     # A subclass overrides some of the methods that do nothing by default.
     kinds = (*_OF_EPOCHS_BY_DEFAULT, keras.callbacks.Callback)
-    base = next(kind for kind in kinds if isinstance(callback, kind))
-    # LambdaCallback keeps functions in the instance.
-    return any(
+    base = next((kind for kind in kinds if isinstance(callback, kind)), None)
+    # Keras calls any object that has `set_model`. LambdaCallback keeps functions in
+    # the instance.
+    return base is None or any(
         name in vars(callback)
         or getattr(type(callback), name) is not getattr(base, name)
         for name in names

@@ -156,15 +156,11 @@ class CallsOfFit:
         loops_together = self._config.strategy.traits.loops_together
         read_in = self._variables.read_in if loops_together else None
         epochs = Epochs(arguments, parts, self._cluster.is_chief, fit, read_in)
-        for remark in (
-            epochs.lengths.remark(epochs.num_steps),
-            *(
-                epochs.executions.remark(name, getattr(arguments, name))
-                for name in ("steps_per_epoch", "validation_steps")
-            ),
-        ):
-            if remark is not None:
-                self._warn(remark)
+        remarks = [epochs.lengths.remark(epochs.num_steps)]
+        for name in ("steps_per_epoch", "validation_steps"):
+            remarks.append(epochs.executions.remark(name, getattr(arguments, name)))
+        for remark in filter(None, remarks):
+            self._warn(remark)
         return epochs
 
     def _warn_of_later_models(self, arguments: FitArguments) -> None:

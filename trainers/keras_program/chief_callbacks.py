@@ -164,10 +164,11 @@ class ChiefCallbacks:
         self.ask_to_stop = self._parts.model.stop_training = bool(stop.numpy())
 
     def share_all(self) -> None:
-        """Shares, and lets all tasks draw from where the chief's callbacks have drawn.
+        """Shares, and gives all tasks the state of the chief's random generators.
 
-        Each task reads the program's data, which may draw. Between two passes no batch
-        is being read; data without an end are read ahead, by each task as far as it is.
+        Callbacks draw on the chief alone, and every task reads the program's data,
+        which may draw as well. Between two passes no task is reading a batch. Data
+        without an end have no such moment.
         """
         self.share()
         train = self._parts.data.train

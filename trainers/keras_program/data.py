@@ -44,41 +44,41 @@ def data_of_fit(arguments: FitArguments, seed: int) -> Data:
     Raises:
       UsageError: They are of a kind that is not taken.
     """
-    given = arguments
-    if all(part is None for part in keras.tree.flatten(given.x)):
+    if all(part is None for part in keras.tree.flatten(arguments.x)):
         raise UsageError(
             "fit has no training data: give x, such as an array or a tf.data.Dataset."
         )
-    examples = given.x, given.y, given.sample_weight
+    examples = arguments.x, arguments.y, arguments.sample_weight
     _check_arrays(examples, "training data")
-    if not isinstance(given.class_weight, (Mapping, types.NoneType)):
+    weights = arguments.class_weight
+    if weights is not None and not isinstance(weights, Mapping):
         raise UsageError(
-            f"fit has {shown(repr(given.class_weight))} as its class_weight: give a "
+            f"fit has {shown(repr(weights))} as its class_weight: give a "
             "dict of a weight by class."
         )
     held_out = None
-    if given.validation_data is None and given.validation_split:
+    if arguments.validation_data is None and arguments.validation_split:
         # Before class weights become sample weights: validation has none.
         with refusals_named("data"):
-            examples, validation = split_arrays(examples, given.validation_split)
+            examples, validation = split_arrays(examples, arguments.validation_split)
         part = _arrays(*validation, None, "validation data")
-        held_out = _first_batches(part, given)
-    train = _arrays(*examples, given.class_weight, "training data")
+        held_out = _first_batches(part, arguments)
+    train = _arrays(*examples, arguments.class_weight, "training data")
     if train is not None:
-        return _data(_source(train), held_out, given)
+        return _data(_source(train), held_out, arguments)
     others = {
-        "y": given.y,
-        "sample_weight": given.sample_weight,
-        "class_weight": given.class_weight,
+        "y": arguments.y,
+        "sample_weight": arguments.sample_weight,
+        "class_weight": arguments.class_weight,
     }
     opened = open_stream(
-        given.x,
-        given.steps_per_epoch,
+        arguments.x,
+        arguments.steps_per_epoch,
         "training data",
-        seed if given.shuffle else None,
+        seed if arguments.shuffle else None,
         others,
     )
-    return _data(opened, None, given)
+    return _data(opened, None, arguments)
 
 
 def check_streams(strategy: StrategyConfig, data: Data) -> None:
@@ -147,7 +147,6 @@ def _validation(arguments: FitArguments) -> Source:
     if isinstance(given, tf.data.Dataset) and given.cardinality() == 0:
         return NoExamples()
     # Keras takes a pair of arrays or a data set, and a data set is a sequence too.
-    found = None
     if not isinstance(given, (tf.data.Dataset, keras.utils.PyDataset)):
         try:
             x, y, weights = keras.utils.unpack_x_y_sample_weight(given)
@@ -161,10 +160,10 @@ def _validation(arguments: FitArguments) -> Source:
         leaves = [leaf for leaf in keras.tree.flatten((x, y)) if leaf is not None]
         if all(tuple(getattr(leaf, "shape", ()))[:1] == (0,) for leaf in leaves):
             return NoExamples()
-        found = _arrays(x, y, weights, None, "validation data")
-    found = _first_batches(found, arguments)
-    if found is not None:
-        return _source(found)
+        arrays = _arrays(x, y, weights, None, "validation data")
+        found = _first_batches(arrays, arguments)
+        if found is not None:
+            return _source(found)
     steps = arguments.validation_steps
     return open_stream(given, steps, "validation data", is_validation=True)
 

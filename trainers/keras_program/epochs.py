@@ -99,10 +99,14 @@ class Epochs:
         self._is_begun = bool(history.get(BEGUN, False))
 
     def read_again(self, is_over: bool, note_batch: Callable[[], None]) -> None:
-        """Reads what earlier processes have read and this training does not read again.
+        """Reads batches that earlier processes have used and this training skips.
 
-        A generator of the program continues from there, also in its next `fit`. This
-        one is over if it was completed before. `note_batch` is called for each batch.
+        A generator of the program then continues at the right batch, in this `fit` and
+        in the next one.
+
+        Args:
+          is_over: True if an earlier process has completed this `fit`.
+          note_batch: Function that is called after each batch.
         """
         self.callbacks.is_over = is_over
         parts, train = self._parts, self._parts.data.train
@@ -311,7 +315,7 @@ class Epochs:
 
     def _step(self) -> int:
         """Returns the number of updates that this `fit` has applied."""
-        return self._parts.applied_steps() - self._parts.order.first_step
+        return self._parts.applied_steps() - self.first_step
 
     def _epoch_of(self, step: int) -> int:
         return self.arguments.initial_epoch + self.lengths.epoch_of(step)

@@ -58,10 +58,9 @@ def check_call(model: keras.Model, path: str) -> None:
             f"--script={path} calls fit in a thread: call it in the main "
             "one, where signals arrive."
         )
-    if model.distribute_strategy is not tf.distribute.get_strategy() or (
-        tf.distribute.has_strategy()
-    ):
-        kind = type(model.distribute_strategy).__name__
+    made_under, present = model.distribute_strategy, tf.distribute.get_strategy()
+    if made_under is not present or tf.distribute.has_strategy():
+        kind = type(made_under).__name__
         raise UsageError(
             f"--script={path} makes its model under a {kind} of its own: "
             "leave it out; --strategy chooses one."
@@ -127,7 +126,7 @@ def _check_number(name: str, value: Any) -> None:
 
 
 def _limit(given: dict[str, Any]) -> None:
-    """Lowers numbers to the limits that try out a program, as Keras does.
+    """Applies Keras's limits of epochs and steps, for trying out a program.
 
     A limit of steps is also the number of steps where a call gives none
     (keras/src/trainers/epoch_iterator.py). KERAS_MAX_EPOCHS and

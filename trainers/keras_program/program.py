@@ -77,12 +77,11 @@ class Program:
         # The same of a callback, whose own error the program may catch, as with Keras.
         self._callback_error: CallbackError | None = None
         self._ended: _ProgramEnded | None = None
-        self._is_on_every_task = config.strategy.traits.loops_together
+        self._loops_together = config.strategy.traits.loops_together
         self._variables = ProgramVariables()
         self._traced = TracedModels()
         self._calls = CallsOfFit(
-            *(config, cluster, strategy, self._warn, train),
-            *(self._variables, self._traced),
+            config, cluster, strategy, self._warn, train, self._variables, self._traced
         )
 
     def run(self) -> ExitCode:
@@ -101,7 +100,9 @@ class Program:
                 # That of the last `fit` is failed, if the program has caught its error.
                 self._folder.add_to_result(status="completed")
         except UsageError:
-            if self._cluster.is_chief and self._calls.count:
+            count = self._calls.count
+            is_repeated = self._folder.has_later_checkpoint(count)
+            if self._cluster.is_chief and count and not is_repeated:
                 # Of an earlier `fit`, which is not all that the program trains.
                 # The program's own error comes after a whole training.
                 after_fit = self._error is None
@@ -227,8 +228,11 @@ class Program:
         return history
 
     def _leave_fit(self, error: CallbackError) -> NoReturn:
-        """Raises what a callback has raised, as `fit` does: searches stop trials so."""
-        if self._is_on_every_task:
+        """Raises what a callback has raised, as `fit` does.
+
+        Searches of hyperparameters stop a trial in this way.
+        """
+        if self._loops_together:
             self._fail(error)
         self._strategy.pause()
         self._others_wait = True
@@ -241,7 +245,7 @@ class Program:
         They are still in this `fit`: the program cannot catch the error and go on.
         """
         self._error = error
-        if self._is_on_every_task:
+        if self._loops_together:
             self._end_program(ExitCode.USAGE)
 
     def _end_program(self, exit_code: ExitCode) -> NoReturn:

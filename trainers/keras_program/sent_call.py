@@ -70,7 +70,7 @@ class SentCall:
                 "file, and give it as --script."
             ) from error
         # Runs are named after their program.
-        program = self.folder / "program" / re.sub(r"[^\w-]", "_", model.name)
+        program = self.folder / "program" / re.sub(r"[^\w-]", "_", model.name)[:100]
         program.parent.mkdir()
         program.write_text(_PROGRAM, encoding="utf-8")
         return program

@@ -19,7 +19,7 @@ from trainers.cli.warm_start import starter_of
 from trainers.config.config import Config
 from trainers.experiments.arms import Arm, arms_of
 from trainers.experiments.command import command_again, environment_of
-from trainers.experiments.compare.comparison_dir import ComparisonFolder
+from trainers.experiments.compare.comparison_dir import ComparisonDir
 from trainers.experiments.compare.controlled_settings import (
     check_beginnings,
     check_configurations,
@@ -29,7 +29,7 @@ from trainers.experiments.compare.existing_runs import arms_and_runs
 from trainers.experiments.compare.progress import Progress
 from trainers.experiments.compare.schedule import Turn
 from trainers.experiments.compare.sequential import Look
-from trainers.experiments.compare.stages import Ended, run_stages
+from trainers.experiments.compare.stages import ComparedRuns, run_stages
 from trainers.experiments.run_record import Run, commits_of, machines_of
 from trainers.experiments.tune.report_part import (
     content_of,
@@ -60,7 +60,7 @@ def compare(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     Raises:
       UsageError: The arms cannot be compared, or the folder cannot be used.
     """
-    folder = ComparisonFolder(config.run.run_dir)
+    folder = ComparisonDir(config.run.run_dir)
     try:
         if config.comparison.runs is not None:
             compared = _read(config, folder)
@@ -89,12 +89,12 @@ class _Compared:
     """
 
     arms: Sequence[Arm]
-    ended: Ended
+    ended: ComparedRuns
     commands: Mapping[str, str]
     tuning: Mapping[str, Any] | None = None
 
 
-def _read(config: Config, folder: ComparisonFolder) -> _Compared:
+def _read(config: Config, folder: ComparisonDir) -> _Compared:
     """Reads existing runs (`--runs`)."""
     allowed = config.comparison.allow_different or ()
     arms, runs = arms_and_runs(config.comparison.runs or ())
@@ -103,11 +103,11 @@ def _read(config: Config, folder: ComparisonFolder) -> _Compared:
     num_seeds = len({run.seed for run in runs})
     folder.begin(arms, config.run.seed, None)
     # Who chose the runs knows how often they were looked at.
-    ended = Ended(runs=runs, look=Look(num_seeds, num_seeds))
+    ended = ComparedRuns(runs=runs, look=Look(num_seeds, num_seeds))
     return _Compared(arms, ended, commands={})
 
 
-def _run(config: Config, folder: ComparisonFolder, console: Console) -> _Compared:
+def _run(config: Config, folder: ComparisonDir, console: Console) -> _Compared:
     """Runs all arms.
 
     Raises:
@@ -156,7 +156,7 @@ def _search(
     arms: Sequence[Arm],
     tuning: Tuning,
     search: Search,
-    folder: ComparisonFolder,
+    folder: ComparisonDir,
     console: Console,
 ) -> tuple[tuple[Arm, ...], dict[str, Any]]:
     """Returns the arms with their best values, and the search for comparison.json."""
@@ -171,7 +171,7 @@ def _search(
 
 def _report(
     config: Config,
-    folder: ComparisonFolder,
+    folder: ComparisonDir,
     compared: _Compared,
     console: Console,
 ) -> None:
@@ -189,7 +189,7 @@ def _report(
     conclusion = conclude(
         compared.arms, compared.ended.runs, config.comparison, compared.ended.look
     )
-    conclusion["remarks"] += [loss.in_words() for loss in compared.ended.losses]
+    conclusion["remarks"] += [arm.in_words() for arm in compared.ended.dropped]
     for arm in conclusion["arms"]:
         arm["command"] = compared.commands.get(arm["name"])
     event_dir = _event_dir(compared, folder.event_dir(config) or folder.runs)

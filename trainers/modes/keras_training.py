@@ -45,6 +45,9 @@ class KerasTraining(TrainingRun):
         if self.epochs is None or self.epochs.fit is None:
             raise RuntimeError("only a program calls fit")
         arguments, first = self.epochs.arguments, self.epochs.first_step
+        if self.parts.applied_steps() > first:
+            # Killed after its only checkpoint, and before its result.
+            return "completed", ExitCode.DONE
         num_steps = self.parts.train_steps - first
         steps_per_epoch = self.epochs.lengths.equal(num_steps)
         replays = self.parts.config.model.replayable_random_numbers
@@ -76,6 +79,7 @@ class KerasTraining(TrainingRun):
                 )
             if self.signals.requested:
                 return "preempted", self.signals.exit_code
+        self.epochs.is_stopped = self.parts.applied_steps() < self.parts.train_steps
         self._save_checkpoint()
         return "completed", ExitCode.DONE
 

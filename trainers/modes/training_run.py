@@ -23,7 +23,6 @@ from strategies.common.errors import (
     StopRequested,
 )
 from strategies.common.types import SummaryLevel
-from trainers.experiments.verify.keras_step import record_keras_step
 from trainers.fault_tolerance.non_finite import (
     describe_divergence,
     require_finite_weights,
@@ -36,6 +35,7 @@ from trainers.keras_program.epoch_callbacks import TrainingStopped, callbacks_of
 from trainers.keras_program.epochs import Epochs
 from trainers.loop.loop import Always, At, Callback, Every, StepEvent, When, run_loop
 from trainers.loop.parts import TrainingParts
+from trainers.modes.keras_step import record_keras_step
 from trainers.reporting.metrics import RunMetrics
 from trainers.reporting.null_reporter import NullReporter
 from trainers.run_dir.run_dir import RunDir

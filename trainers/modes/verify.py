@@ -15,7 +15,7 @@ from trainers.experiments.run_record import errors_after_training
 from trainers.experiments.runner import Executed, Runner, with_runs
 from trainers.experiments.verify.arms import is_comparable, reference_of, subjects_of
 from trainers.experiments.verify.diagnosis import find_cause
-from trainers.experiments.verify.keras_arm import KerasFinding, judge_keras
+from trainers.experiments.verify.first_step import KerasFinding, judge_keras
 from trainers.experiments.verify.report import Finding, content, explanations, table
 from trainers.experiments.verify.rounding import judge_with_rounding
 from trainers.experiments.verify.verdict import Verdict

@@ -36,7 +36,7 @@ class LayerGraph:
         """
         if not _consists_of_calls(model):
             raise UsageError(
-                f"--strategy=model_parallel splits a model between its layers, and "
+                "--strategy=model_parallel splits a model between its layers, and "
                 f"{type(model).__name__} has a call of its own: make it a functional "
                 "or Sequential model, or choose another strategy."
             )

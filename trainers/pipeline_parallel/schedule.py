@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Piece(NamedTuple):
-    """Task of one stage: one micro-batch in one direction."""
+    """Work of one stage on one micro-batch, forward or backward."""
 
     stage: int
     micro_batch: int
@@ -17,7 +17,7 @@ class Piece(NamedTuple):
 def order_of_stage(
     stage: int, num_stages: int, num_microbatches: int
 ) -> Iterator[Piece]:
-    """Yields the tasks of one stage under the 1F1B schedule.
+    """Yields the pieces of one stage under the 1F1B schedule.
 
     Each stage first runs forward as many micro-batches as there are stages from it to
     the last one. After that it runs one backward pass before each further forward pass
@@ -37,7 +37,7 @@ def order_of_stage(
 
 
 def order_of_pieces(num_stages: int, num_microbatches: int) -> Iterator[Piece]:
-    """Yields the tasks of all stages in an order that respects their dependencies.
+    """Yields the pieces of all stages in an order that respects their dependencies.
 
     Forward depends on forward of the previous stage. Backward depends on backward of
     the next stage and on its own forward. Each stage keeps its own order.
@@ -49,7 +49,7 @@ def order_of_pieces(num_stages: int, num_microbatches: int) -> Iterator[Piece]:
     done: set[Piece] = set()
     while any(waiting):
         for pieces in waiting:
-            # A stage waits until the first task of its order is ready.
+            # A stage waits until the first piece of its order is ready.
             if pieces and _needed(pieces[0], num_stages) <= done:
                 done.add(pieces[0])
                 yield pieces.pop(0)

@@ -101,9 +101,9 @@ class _InFlight(NamedTuple):
 
 
 class StageRun:
-    """One step of one stage: its tasks, one after another.
+    """One step of one stage: its pieces, one after another.
 
-    A task begins when its inputs are on the stage's device and the previous task has
+    A piece begins when its inputs are on the stage's device and the previous piece has
     ended. It ends when all its results are computed. Moving tensors between devices is
     idle time; waiting for a core of the processor is not.
 
@@ -112,7 +112,7 @@ class StageRun:
       gradients: Sums over micro-batches, by reference of the variable.
       sums: Sums of each micro-batch.
       state: Contribution of each micro-batch to the layer state.
-      intervals: Start and end of each task, in seconds.
+      intervals: Start and end of each piece, in seconds.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class StageRun:
         return list(self.gradients.values())
 
     def _begin(self, tensors: Sequence[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Returns the start time of a task and its inputs on the stage's device."""
+        """Returns the start time of a piece and its inputs on the stage's device."""
         # identity copies a tensor to this device.
         here = [tf.identity(tensor) for tensor in tensors]
         before = [end for _, end in self.intervals[-1:]]

@@ -1,8 +1,8 @@
 """Training step of a pipeline of stages.
 
 The graph of a step contains every stage's work on every micro-batch. Its only edges
-between tasks are their data and the order of tasks within a stage. So stages run in
-parallel, and each runs one task at a time.
+between pieces are their data and the order of pieces within a stage. So stages run in
+parallel, and each runs one piece at a time.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import tensorflow as tf
 from models.objective import as_scalars
 from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
-from strategies.common.errors import DivergedError, NotSavedError
+from strategies.common.errors import DivergedError, NotSavedError, UsageError
 from strategies.common.types import LoopFunction
 from strategies.common.write_errors import WriteErrorReporter, disk_error, remedy_of
 from trainers.config.tracking import TrackingConfig
@@ -104,6 +104,13 @@ class Reporter(NullReporter):
             ended=step if was_over(state) else None,
             last_step=step if is_over else parts.train_steps,
         )
+        trains_on = parts.order.first_step < step and not is_over
+        if parts.config.model.keras_fit and trains_on:
+            raise UsageError(
+                f"{self._folder.path} has done {step:,} steps of Keras's own fit, "
+                "which is not continued: leave epochs as they were, or choose another "
+                "--run_dir."
+            )
         if not (is_over and self._folder.has_ended(parts.phase)):
             return False
         words = f"{self._folder.path} is complete at step {step}: nothing to do."

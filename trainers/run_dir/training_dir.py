@@ -140,17 +140,10 @@ class TrainingDir(RunDir):
             self.metrics.drop_after(step)
 
     def write_result(self, result: Mapping[str, Any]) -> None:
-        """Writes result.json, the last file of a run.
-
-        A repeated `fit` keeps the result of the later ones, and changes its status only
-        if it stops early.
-        """
+        """Writes result.json, the last file of a run, unless it is of a later `fit`."""
         self.require()
         if not (self.is_repeated and self._result.exists()):
             write_json(self._result, {"schema_version": _SCHEMA_VERSION, **result})
-        elif result["status"] in ("preempted", "diverged"):
-            # A callback's error is the program's to catch.
-            self.add_to_result(status=result["status"])
         # A program may train again.
         if not self._has_program:
             self._lock.release()

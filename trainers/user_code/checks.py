@@ -82,11 +82,12 @@ def check_loop(model: keras.Model) -> None:
 
 def check_methods(model: keras.Model) -> None:
     """Refuses methods of the model's class that only `fit` would call."""
-    for name in filter(lambda name: _has_own(model, name), _OF_FIT):
-        raise UsageError(
-            f"{type(model).__name__} has a {name} of its own, which only fit would "
-            "call: give the program that calls fit as --script."
-        )
+    for name in _OF_FIT:
+        if _has_own(model, name):
+            raise UsageError(
+                f"{type(model).__name__} has a {name} of its own, which only fit would "
+                "call: give the program that calls fit as --script."
+            )
 
 
 def check_values(objective: Objective, model: keras.Model, batch: Batch) -> None:
@@ -209,10 +210,8 @@ def check_ids(
       few: A few examples, which are checked where labels are not in memory.
       predictions: The model's outputs, of which only shapes matter.
     """
-    losses = _by_output(loss, names)
-    ignored_by = {name: _ignored(given) for name, given in losses.items()}
-    sparse = {name: v for name, v in ignored_by.items() if v is not False}
-    if not sparse:
+    of_ids = {name: _loss_of_ids(one) for name, one in _by_output(loss, names).items()}
+    if not any(of_ids.values()):
         return
     sources = [
         labels_of(source.tensors()[1])
@@ -220,10 +219,11 @@ def check_ids(
         if isinstance(source, ArraySource)
     ] or [labels_of(few.labels)]
     outputs = _by_output(predictions, names)
-    for name, ignored in sparse.items():
+    for name, found in of_ids.items():
+        ignored = getattr(found, "ignore_class", None)
         for labels in sources:
             labelled = _by_output(labels, names).get(name)
-            if labelled is not None and name in outputs:
+            if found and labelled is not None and name in outputs:
                 _check_range(labelled, outputs[name], name, ignored)
 
 
@@ -255,12 +255,12 @@ def _by_output(values: Any, names: Sequence[str] | None) -> Mapping[str, Any]:
     return {"": values}
 
 
-def _ignored(loss: Any) -> int | bool | None:
-    """Returns the class that a loss of ids leaves out; False if it takes no ids."""
+def _loss_of_ids(given: Any) -> Any:
+    """Returns a compiled loss if it takes ids of classes; None otherwise."""
     try:
-        loss = keras.losses.get(loss)
+        loss = keras.losses.get(given)
     except ValueError:
-        return False
-    if isinstance(loss, keras.losses.SparseCategoricalCrossentropy):
-        return loss.ignore_class
-    return None if loss is keras.losses.sparse_categorical_crossentropy else False
+        return None
+    is_object = isinstance(loss, keras.losses.SparseCategoricalCrossentropy)
+    is_function = loss is keras.losses.sparse_categorical_crossentropy
+    return loss if is_object or is_function else None

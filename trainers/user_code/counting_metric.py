@@ -115,9 +115,10 @@ def counts_combinations(name: str, labels: Any = None, predictions: Any = None) 
 
 
 def _shapes_and_remedy(labels: Any, predictions: Any) -> tuple[str, str]:
-    """Returns words about a comparison of labels [n] and predictions [n, 1].
+    """Returns the shapes, and the remedy, of labels [n] beside predictions [n, 1].
 
-    It is [n, n], without an error. The words are empty for equal numbers of axes.
+    A comparison of them is [n, n], without an error. Both texts are empty for equal
+    numbers of axes.
     """
     if labels is None or len(labels.shape) == len(predictions.shape):
         return "", ""

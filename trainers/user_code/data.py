@@ -71,8 +71,9 @@ def _data(made: Any, eval_fraction: float) -> Data:
         train, evaluation = _held_out(_source(made), eval_fraction)
     if not train.num_examples or not evaluation.num_examples:
         raise _Unusable("returned no examples to train or to evaluate on.")
-    features, labels = evaluation.read(evaluation.tensors(), tf.zeros([1], tf.int64))
-    _check_example(features, labels)
+    for source in (train, evaluation):
+        features, labels = source.read(source.tensors(), tf.zeros([1], tf.int64))
+        _check_example(features, labels)
     num_classes = 0
     if not tf.nest.is_nested(features) and not tf.nest.is_nested(labels):
         counts = _num_classes(train), _num_classes(evaluation)

@@ -20,7 +20,7 @@ _EXAMPLES_TO_CHOOSE = 16
 
 
 def few_examples(source: Source, most: int = 2) -> Batch:
-    """Reads a batch of at most two, or `most`, examples, as a step gets them.
+    """Reads a batch of at most `most` examples, as a step gets them.
 
     Labels differ, if there are different ones among a few: a loss of pairs is zero
     where all have one label, although it depends on the other examples.

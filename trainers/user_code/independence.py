@@ -126,6 +126,6 @@ def agree(found: Any, expected: Any, rounding: Any = 0.0) -> bool:
 
 
 def shapes_of(labels: Any, predictions: Any) -> str:
-    """Returns such as `labels [n], predictions [n, 1]`."""
+    """Returns shapes in words, such as `labels [n], predictions [n, 1]`."""
     found = map(shapes_in_words, (labels, predictions))
     return "labels {}, predictions {}".format(*found)

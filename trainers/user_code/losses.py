@@ -205,19 +205,18 @@ def _separated(labels: Any) -> tuple[Any, Any]:
     """Returns labels as `fit` hands them on, and sample weights or None."""
     labels, weights = separated(labels)
     if weights is None:
-        return _in_floatx(labels), None
+        return in_floatx(labels), None
     # In a list they would be [1, n] to Keras, which takes their mean over all values.
     alone, *others = tf.nest.flatten(weights)
-    return _in_floatx(labels), _in_floatx(weights if others else alone)
+    return in_floatx(labels), in_floatx(weights if others else alone)
 
 
-def _in_floatx(labels: Any) -> Any:
+def in_floatx(labels: Any) -> Any:
     """Returns labels as `fit` hands them on: floating ones in Keras's floatx."""
 
     def converted(label: Any) -> tf.Tensor:
         label = tf.convert_to_tensor(label)
-        return (
-            tf.cast(label, keras.config.floatx()) if label.dtype.is_floating else label
-        )
+        is_floating = label.dtype.is_floating
+        return tf.cast(label, keras.config.floatx()) if is_floating else label
 
     return tf.nest.map_structure(converted, labels)

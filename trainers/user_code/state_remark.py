@@ -1,4 +1,4 @@
-"""A warning about layers that do not divide a batch, or whose state does not.
+"""A warning about layers that mix the examples of a batch, or keep no mean of them.
 
 Replicas' new values are averaged, weighted by the rows of their shards. That is the
 value for the global batch if the change is the same for all examples or their mean, and

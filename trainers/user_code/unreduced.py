@@ -73,21 +73,20 @@ class RowWeights(keras.losses.Loss):
         values = self._values(y_true, y_pred)
         if sample_weight is not None:
             _check_axes(sample_weight, values, self._loss.name)
-        masks = [mask_of(y_pred), mask_of(values)]
-        masks = [tf.cast(mask, self.dtype) for mask in masks if mask is not None]
-        if self._loss.reduction == "sum":
-            masks = []
-        elif self._loss.reduction == "mean_with_sample_weight":
-            weights = [] if sample_weight is None else [sample_weight]
-            masks += [tf.cast(weight, self.dtype) for weight in weights]
-        self.is_needed = bool(masks)
-        if not masks:
+        factors = [mask_of(y_pred), mask_of(values)]
+        if self._loss.reduction == "mean_with_sample_weight":
+            factors.append(sample_weight)
+        elif self._loss.reduction == "sum":
+            factors = []
+        factors = [tf.cast(one, self.dtype) for one in factors if one is not None]
+        self.is_needed = bool(factors)
+        if not factors:
             return tf.zeros([num_rows(y_pred)], self.dtype)
-        rank = max(mask.shape.rank for mask in masks)
+        rank = max(factor.shape.rank for factor in factors)
         product = tf.ones([], self.dtype)
-        for mask in masks:
-            missing = rank - mask.shape.rank
-            product *= tf.reshape(mask, [*tf.unstack(tf.shape(mask)), *[1] * missing])
+        for factor in factors:
+            ones = [1] * (rank - factor.shape.rank)
+            product *= tf.reshape(factor, [*tf.unstack(tf.shape(factor)), *ones])
         return tf.reduce_sum(product, axis=list(range(1, rank)))
 
     def _values(self, y_true: Any, y_pred: Any) -> Any:

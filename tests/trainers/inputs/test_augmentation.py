@@ -16,7 +16,7 @@ from trainers.inputs.sources import ArraySource
 UNLIKELY = 1e-6
 SIDE = 12
 CROP = DistortedImages(height=8, width=8)
-# Leaves colours alone, so that it can be seen which pixels there are.
+# Leaves colors alone, so that it can be seen which pixels there are.
 ONLY_CROP = DistortedImages(height=8, width=8, max_brightness=0.0, contrast=(1.0, 1.0))
 
 

@@ -274,6 +274,12 @@ def test_a_subclass_observes_the_batches_that_its_class_does_not(
     assert observes_test_batches(counting)
 
 
+def test_an_object_of_another_class_observes_batches() -> None:
+    callback: Any = _Counting()
+    assert observes_batches(callback)
+    assert observes_test_batches(callback)
+
+
 def test_a_checkpoint_at_every_batch_observes_them() -> None:
     # Keras takes 0 for 1.
     every = keras.callbacks.ModelCheckpoint("unused.keras", save_freq=0)

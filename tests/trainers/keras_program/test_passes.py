@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from strategies.common.errors import UsageError
 from trainers.keras_program.data import data_of_fit
 from trainers.keras_program.fit_arguments import arguments_of_call
 from trainers.keras_program.streams.open_stream import open_stream
+from trainers.keras_program.streams.passes import ReadPasses
 from trainers.keras_program.streams.stream import ProgramStream
 
 _ROWS = np.zeros((4, 2), "float32")
@@ -73,6 +75,24 @@ def test_a_pass_that_ends_before_the_first_one_did_is_refused(kind: Any) -> None
         tf.errors.InvalidArgumentError, match=f"UsageError: fit .*{words}"
     ):
         next(following)
+
+
+def test_data_that_have_ended_for_good_are_refused() -> None:
+    """A reader may return the same iterator for each pass."""
+    items = iter(range(3))
+
+    class Reader:
+        def get_tf_dataset(self) -> tf.data.Dataset:
+            spec = tf.TensorSpec([], tf.int32)
+            return tf.data.Dataset.from_generator(lambda: items, output_signature=spec)
+
+        def on_epoch_begin(self) -> None: ...
+        def on_epoch_end(self) -> None: ...
+
+    passes = ReadPasses(Reader, 2, "training data", is_endless=True, is_kept=False)
+    assert list(map(int, passes.read(0))) == [0, 1]
+    with pytest.raises(UsageError, match="of 2 batches in the first pass and fewer"):
+        list(passes.read(1))
 
 
 def _validation(data: Any, steps: int) -> Any:

@@ -124,6 +124,45 @@ def test_a_fit_whose_end_failed_is_ended_again(tmp_path: pathlib.Path) -> None:
     assert (result["status"], result["steps"]) == ("completed", 6)
 
 
+# ../run_dir/test_run_dir.py has the result of a folder whose later fits were completed.
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("act", "exit_code"), [("stop", 143), ("fail", 2)])
+def test_a_fit_that_was_completed_stays_so_while_an_earlier_one_is_repeated(
+    tmp_path: pathlib.Path, act: str, exit_code: int
+) -> None:
+    text = f"""
+    class Pruned(Exception):
+        pass
+
+    class Prune(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 1:
+                raise Pruned
+            if pathlib.Path("repeat").exists():
+                once.first({act})
+
+    model.compile("sgd", "mse")
+    once = Once("unused", print)
+    try:
+        model.fit(x, y, epochs=2, batch_size=16, callbacks=[Prune()])
+    except Pruned:
+        pass
+    history = model.fit(x, y, batch_size=16)
+    print("said", history.history)
+    """
+    said = _said(_run(tmp_path, text, *_ONE))
+    result = processes.result_of(tmp_path / "run")
+    assert (result["status"], result["steps"]) == ("completed", 9)
+    (tmp_path / "repeat").touch()
+    repeated = _run(tmp_path, text, *_ONE, "--resume=auto")
+    assert repeated.returncode == exit_code, repeated.stderr
+    assert processes.result_of(tmp_path / "run") == result
+    again = _run(tmp_path, text, *_ONE, "--resume=auto")
+    assert again.stdout.count("nothing to do") == 1, again.stderr
+    assert _said(again) == said != []
+    assert processes.result_of(tmp_path / "run") == result
+
+
 def test_rows_from_before_the_first_checkpoint_are_taken_back(
     tmp_path: pathlib.Path,
 ) -> None:
@@ -254,6 +293,39 @@ def test_an_earlier_fit_is_not_longer_than_before(
     mixed = _run(tmp_path, text, *resumed)
     assert mixed.returncode == 2
     assert f"{words} at step 9" in mixed.stderr
+
+
+# The tests above have the training loop of the strategies.
+@pytest.mark.exhaustive
+def test_a_fit_of_keras_that_a_callback_has_stopped_is_over(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = """
+    class Stops(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = epoch == 1
+
+    model.compile("sgd", "mse")
+    for epochs in (4, int(os.environ["EPOCHS"])):
+        history = model.fit(x, y, epochs=epochs, batch_size=16, callbacks=[Stops()])
+        print("said", history.history, model.get_weights())
+    """
+    flags = (*_ONE, "--set=model.keras_fit=true")
+    monkeypatch.setenv("EPOCHS", "1")
+    said = _said(_run(tmp_path, text, *flags))
+    result = processes.result_of(tmp_path / "run")
+    assert (len(said), result["steps"]) == (2, 9)
+    # The second one was killed after its checkpoint.
+    (tmp_path / "run" / "result.json").unlink()
+    again = _run(tmp_path, text, *flags, "--resume=auto")
+    assert again.stdout.count("nothing to do") == 1, again.stderr
+    assert _said(again) == said
+    assert processes.result_of(tmp_path / "run")["steps"] == 9
+    monkeypatch.setenv("EPOCHS", "3")
+    longer = _run(tmp_path, text, *flags, "--resume=auto")
+    assert longer.returncode == 2
+    words = "has done 9 steps of Keras's own fit, which is not continued"
+    assert words in longer.stderr
 
 
 def test_callbacks_of_batches_go_on_counting(tmp_path: pathlib.Path) -> None:

@@ -105,7 +105,8 @@ def test_a_model_that_fit_builds_comes_back_trained(tmp_path: pathlib.Path) -> N
     done = _run(
         tmp_path,
         """
-        model = keras.Sequential([keras.layers.Dense(3), keras.layers.Dense(1)])
+        layers = [keras.layers.Dense(3), keras.layers.Dense(1)]
+        model = keras.Sequential(layers, name="long" * 75)
         model.compile("adam", "mse")
         trainers.fit(model, x, y, epochs=2, verbose=0, strategy="one_device")
         print("steps", int(model.optimizer.iterations), model.count_params())
@@ -155,6 +156,9 @@ def test_a_stopped_call_is_continued(tmp_path: pathlib.Path) -> None:
             model = made()
             fit(model, 3, run_dir="mine", resume="auto")
         print("steps", int(model.optimizer.iterations))
+        # The updates of its optimizer are none again.
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+        fit(model, 5, run_dir="anew")
         """,
     )
     assert done.returncode == 0, done.stderr
@@ -167,7 +171,8 @@ def test_a_stopped_call_is_continued(tmp_path: pathlib.Path) -> None:
     )
     assert [len(first), len(stopped), len(continued)] == [4, 2, 2]
     assert first[0] != stopped[0]
-    assert RunDir(tmp_path / "mine").read_config().run.seed == 4
+    for name, seed in (("mine", 4), ("anew", 5)):
+        assert RunDir(tmp_path / name).read_config().run.seed == seed
 
 
 @pytest.mark.parametrize(

@@ -403,15 +403,14 @@ def test_rows_of_later_fits_stay_if_one_has_a_checkpoint(
     assert [row["step"] for row in rows_of(tmp_path)] == [10]
 
 
-def test_a_repeated_fit_that_is_stopped_says_so_in_the_result(
+def test_a_repeated_fit_leaves_the_result_of_later_ones(
     tmp_path: pathlib.Path,
 ) -> None:
     folder = after_later_fits(tmp_path)
-    # As a pruned one, which the later ones have followed.
-    folder.write_result({"status": "failed", "steps": 10})
-    assert folder.read_result() == {"schema_version": 1, "status": "completed"}
-    folder.write_result({"status": "preempted", "steps": 10})
-    assert folder.read_result() == {"schema_version": 1, "status": "preempted"}
+    # Pruned, which the later ones have followed, or stopped on the way to them.
+    for status in ("failed", "preempted", "diverged"):
+        folder.write_result({"status": status, "steps": 10})
+        assert folder.read_result() == {"schema_version": 1, "status": "completed"}
     # A later one that was killed has removed the result.
     (tmp_path / "result.json").unlink()
     folder.write_result({"status": "preempted", "steps": 10})

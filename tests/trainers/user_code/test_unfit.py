@@ -49,6 +49,7 @@ def refused(
         ("two_triples", "returned two triples"),
         ("reads_arrays", "reads NumPy arrays, which every batch would share"),
         ("reads_three_rows", "reads 3 rows of features for one index"),
+        ("trains_on_three_rows", "reads 3 rows of features for one index"),
         ("batches", "returned a Batches: return (features, labels)"),
         ("two_of_batches", "returned a Batches where an array is needed"),
         ("generator", "returned a generator: return"),

@@ -138,6 +138,11 @@ def reads_three_rows() -> Any:
     return 60, lambda indices: (tf.ones([3, 5]), tf.ones([3], tf.int64))
 
 
+def trains_on_three_rows() -> Any:
+    one = (tf.ones([1, 5]), tf.ones([1], tf.int64))
+    return reads_three_rows(), (16, lambda indices: one)
+
+
 def batches() -> Any:
     return Batches()
 

@@ -58,7 +58,7 @@ def remarks_on(
 
 def _remarks_on_missing_metrics(arm: str, runs: Sequence[Run]) -> list[str]:
     """Returns a remark on each metric that only some completed runs of an arm have."""
-    figures = {run.seed: run.figures(None) for run in runs if run.is_completed}
+    figures = {run.seed: run.figures() for run in runs if run.is_completed}
     missing: dict[str, list[str]] = {}
     for name in dict.fromkeys(name for row in figures.values() for name in row):
         seeds = [str(s) for s, row in figures.items() if row.get(name) is None]
@@ -127,7 +127,7 @@ def _remarks_on_the_machine(by_arm: RunsByArm) -> list[str]:
         run
         for run in completed
         if (run.measured.get("other_busy_cores") or 0.0)
-        > _MOST_OTHERS * (run.result.get("hardware", {}).get("cpu_cores") or 1)
+        > _MOST_OTHERS * ((run.result.get("hardware") or {}).get("cpu_cores") or 1)
     ]
     if disturbed:
         remarks.append(

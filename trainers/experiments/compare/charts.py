@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from trainers.experiments.compare.comparisons import RunsByArm
-from trainers.experiments.drawing import COLOURS, draw_ratios, drawn, plain
+from trainers.experiments.drawing import COLORS, draw_ratios, drawn, plain
 from trainers.experiments.run_record import Run
 
 _PHASES = ("startup", "trace", "input", "compute", "eval", "checkpoint", "summary")
@@ -66,25 +66,25 @@ def _draw_curves(figure: Figure, runs: RunsByArm) -> None:
         judged = "eval_loss"
     for axes, name in zip(figure.subplots(1, 2), ("train_loss", judged), strict=True):
         # More arms than colors begin again with the first.
-        for colour, (arm, completed) in zip(cycle(COLOURS), runs.items()):
-            _draw_band(axes, [run.curve(name) for run in completed], arm, colour)
+        for color, (arm, completed) in zip(cycle(COLORS), runs.items()):
+            _draw_band(axes, [run.curve(name) for run in completed], arm, color)
         axes.set_xlabel("step")
         axes.set_title(name)
     figure.axes[0].legend(frameon=False)
 
 
 def _draw_band(
-    axes: Axes, by_seed: Sequence[Mapping[int, float]], arm: str, colour: str
+    axes: Axes, by_seed: Sequence[Mapping[int, float]], arm: str, color: str
 ) -> None:
     # Only steps that every seed has recorded can be averaged.
     steps = sorted(set.intersection(*map(set, by_seed))) if by_seed else []
     values = np.array([[curve[step] for step in steps] for curve in by_seed])
     if not values.size:
-        axes.plot([], [], color=colour, label=arm)
+        axes.plot([], [], color=color, label=arm)
         return
     marker = "." if len(steps) < 20 else None
-    axes.plot(steps, values.mean(0), color=colour, label=arm, marker=marker)
-    axes.fill_between(steps, values.min(0), values.max(0), color=colour, alpha=0.2)
+    axes.plot(steps, values.mean(0), color=color, label=arm, marker=marker)
+    axes.fill_between(steps, values.min(0), values.max(0), color=color, alpha=0.2)
 
 
 def _draw_step_times(figure: Figure, runs: RunsByArm) -> None:
@@ -108,7 +108,7 @@ def _points(runs: RunsByArm, metric: str) -> list[tuple[float, int]]:
         (value, row)
         for row, completed in enumerate(runs.values(), start=1)
         for run in completed
-        if (value := run.figures(None)[metric]) is not None
+        if (value := run.figures()[metric]) is not None
     ]
 
 
@@ -128,10 +128,10 @@ def _draw_time(figure: Figure, runs: RunsByArm) -> None:
         for arm, each in runs.items()
     }
     rows, left = np.arange(len(runs)) + 1, np.zeros(len(runs))
-    for phase, colour in zip((*_PHASES, "rest"), COLOURS, strict=True):
+    for phase, color in zip((*_PHASES, "rest"), COLORS, strict=True):
         seconds = [[_seconds(phase, run) for run in each] for each in runs.values()]
         widths = np.array([np.mean(each) for each in seconds])
-        axes.barh(rows, widths, left=left, color=colour, label=phase)
+        axes.barh(rows, widths, left=left, color=color, label=phase)
         # Bars are stacked: each starts where the one before it ends.
         left += widths
     _name_rows(axes, runs)
@@ -151,7 +151,7 @@ def _seconds(phase: str, run: Run) -> float:
     if phase == "rest":
         # `train` includes `input`, which would count twice.
         timed = sum(seconds.values()) - seconds.get("input", 0.0)
-        wall = run.figures(None)["wall_seconds"]
+        wall = run.figures()["wall_seconds"]
         return 0.0 if wall is None else max(wall - timed, 0.0)
     return seconds.get(phase, 0.0)
 
@@ -160,11 +160,11 @@ def _draw_memory(figure: Figure, runs: RunsByArm) -> None:
     """Draws the peak memory of all tasks of a run together, with one dot per run."""
     axes = figure.subplots()
     points = _points(runs, "peak_memory_mib")
-    for row in {row: None for _, row in points}:
+    for row in dict.fromkeys(row for _, row in points):
         mean = np.mean([peak for peak, other in points if other == row])
-        axes.barh(row, mean, color=COLOURS[0], alpha=0.4)
+        axes.barh(row, mean, color=COLORS[0], alpha=0.4)
     for peak, row in points:
-        axes.plot(peak, row, "o", color=COLOURS[0], markersize=4)
+        axes.plot(peak, row, "o", color=COLORS[0], markersize=4)
     _name_rows(axes, runs)
     axes.set_xlim(left=0)
     axes.set_xlabel("MiB")
@@ -185,7 +185,7 @@ def _draw_staleness(figure: Figure, runs: RunsByArm) -> None:
             [count / found.total() for count in found.values()],
             0.9 * width,
             label=arm,
-            color=COLOURS[index % len(COLOURS)],
+            color=COLORS[index % len(COLORS)],
         )
     axes.set_xlabel("other updates between reading the weights and changing them")
     axes.set_ylabel("share of updates")

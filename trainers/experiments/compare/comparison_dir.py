@@ -53,7 +53,7 @@ class Begun:
     looks: Sequence[Range]
 
 
-class ComparisonFolder:
+class ComparisonDir:
     """Paths and files of a comparison; the constructor writes nothing.
 
     plan.json describes the comparison. runs/<arm>/seed-<n> are ordinary run folders,
@@ -80,7 +80,9 @@ class ComparisonFolder:
         `config` is that of the comparison or of one of its runs.
         """
         target = config.tracking.tensorboard_dir
-        return target and f"{target.rstrip('/')}/{self.path.absolute().name}"
+        if target is None:
+            return None
+        return f"{target.rstrip('/')}/{self.path.absolute().name}"
 
     def log_path(self, turn: Turn) -> pathlib.Path:
         name = "warm_up" if turn.seed is None else f"seed-{turn.seed}"

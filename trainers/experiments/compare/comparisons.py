@@ -84,9 +84,10 @@ def compare_with_control(
                 by_arm[arm], by_arm.get(control or "", []), metric, settings
             )
             entry = _empty_entry(metric, arm, control, len(differences), reason)
-            found.append(_Compared(entry))
+            compared = _Compared(entry)
+            found.append(compared)
             if differences:
-                found[-1].describe(
+                compared.describe(
                     paired(
                         differences,
                         resolution=resolution_of(metric, by_arm[arm]),

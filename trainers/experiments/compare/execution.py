@@ -10,7 +10,7 @@ from strategies.common.errors import ExitCode
 from strategies.processes.starter import ProcessStarter
 from trainers.config.config import Config
 from trainers.experiments.command import command_line, measure_run
-from trainers.experiments.compare.comparison_dir import ComparisonFolder
+from trainers.experiments.compare.comparison_dir import ComparisonDir
 from trainers.experiments.compare.progress import Progress
 from trainers.experiments.compare.schedule import Turn
 from trainers.experiments.run_record import Run, read_run
@@ -21,7 +21,7 @@ from trainers.fault_tolerance.preemption import PreemptionSignals
 class Execution:
     """Executor of the runs of a comparison that have not finished yet."""
 
-    folder: ComparisonFolder
+    folder: ComparisonDir
     signals: PreemptionSignals
     starter: ProcessStarter
     # Error message by name of the arm.
@@ -91,7 +91,7 @@ class Execution:
         return dataclasses.replace(run, status="failed")
 
 
-def config_of(turn: Turn, folder: ComparisonFolder) -> Config:
+def config_of(turn: Turn, folder: ComparisonDir) -> Config:
     """Returns the configuration of a run, with its folders."""
     path = folder.run_path(turn)
     config = turn.config.replace(run_dir=str(path))
@@ -107,7 +107,7 @@ def config_of(turn: Turn, folder: ComparisonFolder) -> Config:
     return config
 
 
-def command_in_words(turn: Turn, folder: ComparisonFolder) -> str:
+def command_in_words(turn: Turn, folder: ComparisonDir) -> str:
     """Returns the command line of a run as a shell command to paste."""
     # The first word is the full path of this interpreter.
     return shlex.join(["python", *command_line(config_of(turn, folder))[1:]])

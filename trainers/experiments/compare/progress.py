@@ -111,8 +111,8 @@ def look_lines(state: State) -> list[str]:
 def _in_words(run: Run) -> str:
     if not run.is_completed:
         return f"{run.status}: {run.reason}"
-    speed = run.figures(None)["examples_per_second"]
-    accuracy = run.figures(None)["eval_accuracy"]
+    figures = run.figures()
+    speed, accuracy = figures["examples_per_second"], figures["eval_accuracy"]
     words = [] if speed is None else [f"{speed:,.0f} examples/s"]
     words += [] if accuracy is None else [f"accuracy {accuracy:.4f}"]
     return " | ".join(words) or "done"

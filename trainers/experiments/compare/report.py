@@ -10,7 +10,8 @@ import jinja2
 from strategies.common.files import write_json
 from strategies.common.text import as_argument, table_lines
 from trainers.experiments.compare.charts import charts_of
-from trainers.experiments.compare.comparison_dir import ComparisonFolder
+from trainers.experiments.compare.comparison_dir import ComparisonDir
+from trainers.experiments.compare.comparisons import DECIDING
 from trainers.experiments.explain.slower import slower_arms
 from trainers.experiments.run_record import Run
 
@@ -45,7 +46,7 @@ _LEAST_WITH_FIVE_DECIMALS = 1e-4
 
 
 def write_report(
-    folder: ComparisonFolder,
+    folder: ComparisonDir,
     conclusion: Mapping[str, Any],
     runs: Sequence[Run],
     sections: Sequence[Mapping[str, Any]] = (),
@@ -119,10 +120,7 @@ def verdict_lines(conclusion: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(arm, "; ".join(words)) for arm, words in lines.items()]
 
 
-_METRICS_OF_VERDICTS = (
-    *("examples_per_second", "eval_accuracy"),
-    "seconds_to_target_accuracy",
-)
+_METRICS_OF_VERDICTS = (*DECIDING, "seconds_to_target_accuracy")
 
 
 def figures_table(conclusion: Mapping[str, Any]) -> list[list[str]]:

@@ -27,9 +27,9 @@ class Turn:
     @property
     def config(self) -> Config:
         """Configuration of the run, without its folder."""
-        if self.seed is not None:
-            return self.arm.config.replace(seed=self.seed)
         config = self.arm.config
+        if self.seed is not None:
+            return config.replace(seed=self.seed)
         steps = min(
             config.length.train_steps or _MOST_WARM_UP_STEPS, _MOST_WARM_UP_STEPS
         )

@@ -14,25 +14,25 @@ from trainers.experiments.compare.execution import Execution
 from trainers.experiments.compare.progress import Progress
 from trainers.experiments.compare.schedule import schedule
 from trainers.experiments.compare.sequential import Look, look_at
-from trainers.experiments.compare.stopping import Loss, losses_at, state_at
+from trainers.experiments.compare.stopping import DroppedArm, arms_to_drop, state_at
 from trainers.experiments.run_record import Run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Ended:
+class ComparedRuns:
     """Runs of a comparison that has ended.
 
     Attributes:
       runs: Runs of all arms.
       look: Last look.
       stopping: Reason for the end of seeds, in words; empty if it was planned.
-      losses: Arms that were dropped.
+      dropped: Arms that were dropped.
     """
 
     runs: Sequence[Run]
     look: Look
     stopping: str = ""
-    losses: Sequence[Loss] = ()
+    dropped: Sequence[DroppedArm] = ()
 
 
 def run_stages(
@@ -41,7 +41,7 @@ def run_stages(
     looks: Sequence[Range],
     execution: Execution,
     progress: Progress,
-) -> Ended:
+) -> ComparedRuns:
     """Runs all seeds, or with `--until=verdict` as many as it takes.
 
     The decisions depend on the runs and the plan alone. A comparison that is continued
@@ -53,12 +53,12 @@ def run_stages(
     """
     settings = config.comparison
     runs: list[Run] = []
-    losses: list[Loss] = []
-    dropped: set[str] = set()
+    dropped: list[DroppedArm] = []
+    names: set[str] = set()
     stopping, num_done = "", 0
     for num_seeds in _ends_of_stages(config, looks):
         seeds = range(config.run.seed + num_done, config.run.seed + num_seeds)
-        turns = [t for t in schedule(arms, seeds) if t.arm.name not in dropped]
+        turns = [t for t in schedule(arms, seeds) if t.arm.name not in names]
         progress.expect(turns)
         for seed in seeds:
             of_seed = [turn for turn in turns if turn.seed in (None, seed)]
@@ -72,15 +72,15 @@ def run_stages(
         by_arm = runs_by_arm(arms, runs)
         control = control_of(arms, by_arm)
         if settings.drop_losers:
-            losses += losses_at(num_seeds, by_arm, control, settings, look, dropped)
-            dropped = {loss.arm for loss in losses}
-        state = state_at(num_seeds, by_arm, control, settings, look, dropped)
+            dropped += arms_to_drop(num_seeds, by_arm, control, settings, look, names)
+            names = {each.arm for each in dropped}
+        state = state_at(num_seeds, by_arm, control, settings, look, names)
         progress.looked(state)
         stopping = _in_words(num_seeds, looks, state.is_decided)
         if state.is_decided:
             break
-    return Ended(
-        runs=runs, look=look_at(num_done, looks), stopping=stopping, losses=losses
+    return ComparedRuns(
+        runs=runs, look=look_at(num_done, looks), stopping=stopping, dropped=dropped
     )
 
 
@@ -95,7 +95,6 @@ def _ends_of_stages(config: Config, looks: Sequence[Range]) -> Iterator[int]:
 
 
 def _in_words(num_seeds: int, looks: Sequence[Range], is_decided: bool) -> str:
+    which = "every arm" if is_decided else "not every arm"
     planned = f"{looks[0][0]} to {looks[-1][1]}"
-    if is_decided:
-        return f"{num_seeds} of {planned}: every arm has its verdicts"
-    return f"{num_seeds} of {planned}: not every arm has its verdicts"
+    return f"{num_seeds} of {planned}: {which} has its verdicts"

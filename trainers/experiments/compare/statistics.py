@@ -58,7 +58,7 @@ class Paired:
         return min(2 * self.chance_beyond(abs(self.mean)), 1.0)
 
     def chance_beyond(self, distance: float) -> float:
-        """Returns the chance that a mean is farther than this above the true mean."""
+        """Returns the probability that a mean exceeds the true one by `distance`."""
         if self.error == 0:
             return 0.0 if distance > 0 else 1.0
         # The same bits as `stats.t.sf`, which takes twenty times as long.

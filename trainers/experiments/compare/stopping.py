@@ -10,6 +10,7 @@ from typing import Any
 
 from trainers.config.comparison import FEWEST_SEEDS, ComparisonConfig
 from trainers.experiments.compare.comparisons import (
+    ACCURACY,
     DECIDING,
     SPEED,
     RunsByArm,
@@ -28,7 +29,7 @@ from trainers.experiments.compare.statistics import (
 )
 from trainers.experiments.compare.verdicts import TOO_FEW, UNDETECTED, UNKNOWN
 
-_WORDS = {SPEED: "speed", "eval_accuracy": "accuracy"}
+_WORDS = {SPEED: "speed", ACCURACY: "accuracy"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,8 +64,8 @@ def state_at(
 ) -> State:
     """Returns the state of a comparison after a number of seeds.
 
-    An arm that has no run to compare has its verdict, which is "unknown", and so has an
-    arm that was dropped.
+    Arms that were dropped, and arms without a run to compare (verdict "unknown"), count
+    as decided.
     """
     entries = [
         entry
@@ -77,18 +78,19 @@ def state_at(
     undecided: dict[str, list[str]] = {}
     for entry in left:
         undecided.setdefault(entry["arm"], []).append(_WORDS[entry["metric"]])
-    probable = [
-        _probable_num_pairs(entry, by_arm, settings, look, len(entries))
-        for entry in left
-    ]
+    probable = num_seeds
+    if left:
+        pairs = [
+            _probable_num_pairs(entry, by_arm, settings, look, len(entries))
+            for entry in left
+        ]
+        # The last look is the end, with or without all verdicts.
+        probable = min(max(num_seeds + 1, *pairs), look.last)
     return State(
         num_seeds=num_seeds,
         num_verdicts=len(entries) - len(left),
         undecided=undecided,
-        # The last look is the end, with or without all verdicts.
-        probable_num_seeds=min(max((num_seeds + 1, *probable)), look.last)
-        if left
-        else num_seeds,
+        probable_num_seeds=probable,
     )
 
 
@@ -130,8 +132,8 @@ def _would_decide(summary: Paired, margin: float, look: Look, level: float) -> b
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Loss:
-    """The reason for which an arm was dropped.
+class DroppedArm:
+    """Arm that was dropped, and the reason.
 
     Attributes:
       arm: Name of the arm.
@@ -152,14 +154,14 @@ class Loss:
         )
 
 
-def losses_at(
+def arms_to_drop(
     num_seeds: int,
     by_arm: RunsByArm,
     control: str | None,
     settings: ComparisonConfig,
     look: Look,
     dropped: Collection[str],
-) -> list[Loss]:
+) -> list[DroppedArm]:
     """Returns the arms that another arm is shown to be faster than.
 
     All pairs of arms are tested, with an error rate of 5 % for all pairs and looks
@@ -174,14 +176,14 @@ def losses_at(
             summary = paired(differences, with_bootstrap=False)
             tested.append((one, other, summary))
     p_values = holm([look.adjusted_p_value(s.p_value or 0.0, 2) for *_, s in tested])
-    losses: dict[str, Loss] = {}
+    found: dict[str, DroppedArm] = {}
     for (one, other, summary), p_value in zip(tested, p_values, strict=True):
         slower, faster = (one, other) if summary.mean < 0 else (other, one)
         if p_value >= SIGNIFICANCE or slower in dropped or slower == control:
             continue
         ratio = math.exp(abs(summary.mean))
-        if slower not in losses or ratio > losses[slower].ratio:
-            losses[slower] = Loss(
+        if slower not in found or ratio > found[slower].ratio:
+            found[slower] = DroppedArm(
                 arm=slower, faster=faster, ratio=ratio, num_seeds=num_seeds
             )
-    return list(losses.values())
+    return list(found.values())

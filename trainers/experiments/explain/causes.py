@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,20 +99,20 @@ class Facts:
         if self.result["compilation"]["scope"] == "the loop":
             # XLA starts no operation by itself.
             return False
-        steps = sum(sum(s) for s in self.breakdown.replicas[0].steps.values())
-        step_seconds = steps / len(self.breakdown.replicas[0].starts)
+        seconds = sum(sum(s) for s in self.breakdown.replicas[0].steps.values())
+        step_seconds = seconds / len(self.breakdown.replicas[0].starts)
         cost = step_seconds / max(self.common("num_operations"), 1)
         return bool(cost < LIMITS["operation_seconds"])
 
 
 def find_causes(facts: Facts) -> list[Cause]:
     """Returns all causes that are worth a change, the largest first."""
-    found = [cause for rule in RULES for cause in rule(facts)]
+    found = [cause for rule in RULES if (cause := rule(facts)) is not None]
     found = [cause for cause in found if cause.share >= LIMITS["share"]]
     return sorted(found, key=lambda cause: -cause.share)
 
 
-def _retracing(facts: Facts) -> Iterator[Cause]:
+def _retracing(facts: Facts) -> Cause | None:
     count = int(facts.total("num_retracing_warnings") + facts.total("num_traces_since"))
     if count:
         # A trace takes longer than many steps, wherever the time of it is counted.
@@ -123,10 +123,11 @@ def _retracing(facts: Facts) -> Iterator[Cause]:
             "pass tensors of one shape to tf.function, not Python numbers, and "
             "make functions once, not in every step"
         )
-        yield Cause("retracing", 1.0, words, remedy)
+        return Cause("retracing", 1.0, words, remedy)
+    return None
 
 
-def _crowded_cores(facts: Facts) -> Iterator[Cause]:
+def _crowded_cores(facts: Facts) -> Cause | None:
     waited, cores = facts.total("cpu_wait"), facts.common("num_machine_cores")
     part = waited / max(waited + facts.total("cpu"), 1e-9)
     others = facts.measured.get("other_busy_cores") or 0.0
@@ -134,49 +135,51 @@ def _crowded_cores(facts: Facts) -> Iterator[Cause]:
     is_shared = others >= LIMITS["other_busy_cores"]
     is_full = len(facts.breakdown.replicas) > cores
     if part < LIMITS["cpu_wait"] or not (is_shared or is_full):
-        return
+        return None
     # Threads wait side by side, so that the first is an upper bound of the lost time.
     tasks = facts.breakdown.tasks.values()
     lost = max(task["seconds"]["cpu_wait"] / task["wall_seconds"] for task in tasks)
     share = min(lost, part * float(facts.shares(*_ON_CORES).min()))
-    words = f"threads that could run waited {part:.0%} of their time for a core; other "
-    words += f"programs kept {others:.1f} of {cores} cores busy"
+    words = (
+        f"threads that could run waited {part:.0%} of their time for a core; other "
+        f"programs kept {others:.1f} of {cores} cores busy"
+    )
     remedy = "stop other programs, or lower --num_replicas or --num_workers"
-    yield Cause("crowded_cores", share, words, remedy)
+    return Cause("crowded_cores", share, words, remedy)
 
 
 _ON_CORES = ("compute", "wire", "update", "python", "summary")
 
 
-def _slow_input(facts: Facts) -> Iterator[Cause]:
+def _slow_input(facts: Facts) -> Cause | None:
     shares = facts.shares("input")
     place = int(shares.argmax())
     name = facts.breakdown.replicas[place].name
     words = f"{name} waits {shares[place]:.0%} of its time for examples"
     remedy = "read faster on that task: less work per example, or files prepared once"
-    yield Cause("slow_input", float(shares[place]), words, remedy)
+    return Cause("slow_input", float(shares[place]), words, remedy)
 
 
-def _slow_worker(facts: Facts) -> Iterator[Cause]:
+def _slow_worker(facts: Facts) -> Cause | None:
     breakdown = facts.breakdown
     slowest, caused = breakdown.slowest, breakdown.caused_wait_seconds
     if slowest is None or max(caused) < LIMITS["caused_wait"] * sum(caused):
-        return
+        return None
     place = int(np.argmax(caused))
     computed = facts.shares("compute")
     usual = float(np.median(np.delete(computed, place)))
     factor = computed[place] / max(usual, 1e-9)
     if factor < LIMITS["slower"]:
-        return
+        return None
     words = f"all wait for {slowest.name}, which computes {factor:.1f} times as long"
     remedy = f"look at the machine of {slowest.name}, or train without it"
     # It may be last because it waits for examples, which another rule names. Others
     # lose to its computation no more than it computes longer.
     lost = min(float(facts.shares("wait").max()), float(computed[place]) - usual)
-    yield Cause("slow_worker", lost, words, remedy)
+    return Cause("slow_worker", lost, words, remedy)
 
 
-def _slow_wire(facts: Facts) -> Iterator[Cause]:
+def _slow_wire(facts: Facts) -> Cause | None:
     communication = facts.result.get("communication") or {}
     sent = communication.get("bytes_per_step_per_replica", 0)
     replica = facts.breakdown.replicas[0]
@@ -185,18 +188,18 @@ def _slow_wire(facts: Facts) -> Iterator[Cause]:
     speed = sent / max(seconds, 1e-9)
     is_slow = speed < LIMITS["bytes_per_second"]
     if sent < LIMITS["wire_bytes"] or not is_slow:
-        return
+        return None
     words = f"the network brings {speed / 1e6:.0f} MB/s for {sent / 1e6:.1f} MB a step"
     remedy = (
         "use a faster network, --all_reduce_dtype=bfloat16, or --average=parameters"
     )
-    yield Cause("slow_wire", float(facts.shares("wire").max()), words, remedy)
+    return Cause("slow_wire", float(facts.shares("wire").max()), words, remedy)
 
 
-def _small_work(facts: Facts) -> Iterator[Cause]:
+def _small_work(facts: Facts) -> Cause | None:
     """Finds steps in which starting operations takes longer than computing."""
     if not facts.is_overhead:
-        return
+        return None
     share = float(facts.shares("compute", "wire", "update", "python").max())
     count = facts.common("num_variables")
     size = facts.common("variable_bytes") / max(count, 1)
@@ -204,8 +207,7 @@ def _small_work(facts: Facts) -> Iterator[Cause]:
         words = f"{count} variables have {size:.0f} bytes each, and each costs "
         words += "operations of a fixed time"
         remedy = "merge small layers into fewer large ones"
-        yield Cause("many_tiny_tensors", share, words, remedy)
-        return
+        return Cause("many_tiny_tensors", share, words, remedy)
     # Asynchronous replicas take whole global batches.
     shards = facts.config.strategy.num_shards(facts.result["num_replicas"])
     examples = facts.config.length.global_batch_size / shards
@@ -213,58 +215,59 @@ def _small_work(facts: Facts) -> Iterator[Cause]:
         words = (
             f"{examples:g} examples a replica are less work than starting operations"
         )
-        yield Cause("tiny_batch", share, words, "raise --global_batch_size")
+        return Cause("tiny_batch", share, words, "raise --global_batch_size")
+    return None
 
 
-def _histograms(facts: Facts) -> Iterator[Cause]:
+def _histograms(facts: Facts) -> Cause | None:
     report = facts.config.report
     intervals = [report.summary_every_steps, report.histogram_every_steps]
     interval = min(steps for steps in intervals if steps)
     if interval > LIMITS["summary_steps"]:
-        return
+        return None
     kind, option = "summaries", "summary_every_steps"
     if interval == report.histogram_every_steps:
         kind, option = "histograms", "set=report.histogram_every_steps"
     words = f"{kind} are written every {interval} step(s)"
     remedy = f"write them less often: --{option}={100 * interval}"
     share = float(facts.shares("summary").max())
-    yield Cause("frequent_summaries", share, words, remedy)
+    return Cause("frequent_summaries", share, words, remedy)
 
 
-def _slow_disk(facts: Facts) -> Iterator[Cause]:
+def _slow_disk(facts: Facts) -> Cause | None:
     blocks = [b for t in facts.breakdown.tasks.values() for b in t["blocks"]]
     seconds = [b["seconds"] for b in blocks if b["kind"] == "checkpoint"]
     # Tasks that save nothing only check that their weights are finite.
     saved = [s for s in seconds if s > 1e-2]
     if not saved:
-        return
+        return None
     # An optimizer has up to two numbers for each weight.
     size = 3 * facts.common("variable_bytes")
     usual = LIMITS["checkpoint_seconds"]
     usual += size / LIMITS["disk_bytes_per_second"]
     if np.median(saved) < usual:
-        return
+        return None
     words = f"a checkpoint takes {np.median(saved):.1f} s, {usual:.1f} s would be slow"
     remedy = "write --run_dir to a faster disk, or raise --checkpoint_every_steps"
-    yield Cause("slow_disk", float(facts.shares("checkpoint").max()), words, remedy)
+    return Cause("slow_disk", float(facts.shares("checkpoint").max()), words, remedy)
 
 
-def _uneven_stages(facts: Facts) -> Iterator[Cause]:
+def _uneven_stages(facts: Facts) -> Cause | None:
     stages = (facts.result.get("pipeline") or {}).get("stages", ())
     if len(stages) < 2:
-        return
+        return None
     busy = np.array([1 - stage["idle_share"] for stage in stages])
     factor = busy.max() / max(np.median(np.delete(busy, busy.argmax())), 1e-9)
     if factor < LIMITS["stage"]:
-        return
+        return None
     words = f"stage {busy.argmax()} works {factor:.1f} times as long as the others"
     remedy = "move layers to other stages with --pipeline_stages, or leave it out"
     # With equal stages each would work for the mean.
     lost = float(1 - busy.mean() / busy.max()) * float(facts.shares("compute").max())
-    yield Cause("uneven_stages", lost, words, remedy)
+    return Cause("uneven_stages", lost, words, remedy)
 
 
-RULES: tuple[Callable[[Facts], Iterator[Cause]], ...] = (
+RULES: Sequence[Callable[[Facts], Cause | None]] = (
     *(_retracing, _crowded_cores, _slow_input, _slow_worker, _slow_wire),
     *(_small_work, _histograms, _slow_disk, _uneven_stages),
 )

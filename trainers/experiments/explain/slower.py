@@ -38,11 +38,12 @@ def slower_arms(
         times, unit = _times([*own, *other])
         if not times:
             continue
+        ours, theirs = times[: len(own)], times[len(own) :]
         rows = [
             (
                 kind,
-                float(np.mean([time[kind] for time in times[: len(own)]])),
-                float(np.mean([time[kind] for time in times[len(own) :]])),
+                float(np.mean([time[kind] for time in ours])),
+                float(np.mean([time[kind] for time in theirs])),
             )
             for kind in times[0]
         ]
@@ -67,7 +68,7 @@ def _times(runs: Sequence[Run]) -> tuple[list[dict[str, float]], str]:
     """
     parts, num_examples = [], []
     for run in runs:
-        figures = run.figures(None)
+        figures = run.figures()
         speed = figures["examples_per_second"]
         part = {k: figures[f"step_milliseconds_{k}"] or 0.0 for k in PARTS_OF_A_STEP}
         if not (speed and part["input"] and part["total"]):

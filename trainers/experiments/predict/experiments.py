@@ -129,13 +129,13 @@ def on_one_device(config: Config) -> tuple[Experiment, ...]:
     """
     asked = under(REFERENCE, _shared(config))
     shared = uncompiled(asked)
-    size = shared.length.global_batch_size
+    batch = shared.length.global_batch_size
     least = _smallest_batch(shared, 1)
-    sizes = sorted({max(size // part, least) for part in _PARTS_OF_A_BATCH})
-    configs = [shared.replace(global_batch_size=size) for size in sizes]
+    batches = sorted({max(batch // part, least) for part in _PARTS_OF_A_BATCH})
+    configs = [shared.replace(global_batch_size=each) for each in batches]
     return (
         *(Experiment(REFERENCE, 1, each) for each in configs),
-        # Sizes ascend: the first configuration has the smallest part of the batch.
+        # Batches ascend: the first configuration has the smallest part of the batch.
         Experiment(REFERENCE, 1, _with_ballast(configs[0]), "ballast"),
         Experiment(REFERENCE, 1, _small(shared), "small"),
         Experiment(ALONE, 1, asked),
@@ -150,27 +150,27 @@ def of_an_arm(arm: Arm, num_gpus: int) -> tuple[Experiment, ...]:
     Raises:
       UsageError: This machine or the batch is too small for any conclusion.
     """
-    size = arm.config.length.global_batch_size
+    batch = arm.config.length.global_batch_size
     most = min(
         num_gpus or MOST_REPLICAS_HERE,
         MOST_REPLICAS_HERE,
-        size // _smallest_batch(arm.config, 1),
+        batch // _smallest_batch(arm.config, 1),
     )
     if most < 3:
         raise UsageError(
             f"--mode=predict needs runs with 2 and 3 replicas, and --global_batch_size="
-            f"{size} on {num_gpus or 'no'} GPU(s) allows for {most}: raise the batch, "
+            f"{batch} on {num_gpus or 'no'} GPU(s) allows for {most}: raise the batch, "
             "or hide the GPUs with CUDA_VISIBLE_DEVICES=-1."
         )
     arm = dataclasses.replace(arm, config=uncompiled(arm.config))
     return tuple(
         Experiment(arm.name, count, config, size)
         for count in range(2, most + 1)
-        for config, size in _with(count, arm, most)
+        for config, size in _variations(count, arm, most)
     )
 
 
-def _with(count: int, arm: Arm, most: int) -> Iterator[tuple[Config, str]]:
+def _variations(count: int, arm: Arm, most: int) -> Iterator[tuple[Config, str]]:
     """Yields the whole batch, half of it, ballast and the small network.
 
     All are run with the fewest and the most replicas, so that there are two runs of
@@ -180,8 +180,8 @@ def _with(count: int, arm: Arm, most: int) -> Iterator[tuple[Config, str]]:
     yield whole, "own"
     if count not in (2, most):
         return
-    size = whole.length.global_batch_size
-    half = whole.replace(global_batch_size=max(size // 2, _smallest_batch(whole, most)))
+    batch = max(whole.length.global_batch_size // 2, _smallest_batch(whole, most))
+    half = whole.replace(global_batch_size=batch)
     if half != whole:
         yield half, "own"
     # What a compression computes depends on the shapes of the model's own gradients.

@@ -138,19 +138,19 @@ def _executed_once(
         experiment = lengths.limited(planned)
         executed = execute(experiment)
         yield experiment, executed
-        lengths.add(experiment, measured(experiment, executed).step_seconds)
+        local = measured(experiment, executed)
+        lengths.add(experiment, local.step_seconds)
         if not has_links or not is_over_links_too(experiment, experiments):
             continue
-        exchange = exchange_of(experiment, executed)
-        if has_size_of_links(experiment, exchange.gradient_bytes):
+        if has_size_of_links(experiment, local.gradient_bytes):
+            traffic = exchange_of(experiment, executed).traffic(local.num_replicas)
             # Their number of steps depends on how long one takes here.
-            repeated = over_links(
+            for each in over_links(
                 experiment,
                 executed.run.result["steps"],
-                measured(experiment, executed).step_seconds,
-                exchange.traffic(experiment.num_replicas).bytes_on_a_link,
-            )
-            for each in repeated:
+                local.step_seconds,
+                traffic.bytes_on_a_link,
+            ):
                 yield each, execute(each)
 
 

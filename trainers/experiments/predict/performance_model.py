@@ -112,9 +112,10 @@ class Model:
         for crowding in candidates(cores):
             rows, rest = [], []
             for m in measurements:
-                computing, *units = _exposed_units(m, exchange, crowding)
-                rows.append(units)
-                rest.append(m.step_seconds - computing * compute.of(m.examples, m.size))
+                units = _units_of_run(m, exchange, crowding)
+                rows.append(units[1:])
+                computed = units.computing * compute.of(m.examples, m.size)
+                rest.append(m.step_seconds - computed)
             found.append((solve(rows, rest, weights), crowding))
         # Of equal errors `min` takes the first, which has the least contention.
         solution, crowding = min(found, key=lambda pair: pair[0].error)
@@ -138,9 +139,9 @@ class Model:
 
         All replicas share the cores of the machine where the model was fitted.
         """
-        computing, *units = _exposed_units(run, self.exchange, self.crowding)
-        costs = zip(units, self.costs, strict=True)
-        of_computing = computing * self.compute.of(run.examples, run.size)
+        units = _units_of_run(run, self.exchange, self.crowding)
+        costs = zip(units[1:], self.costs, strict=True)
+        of_computing = units.computing * self.compute.of(run.examples, run.size)
         seconds = of_computing + sum(unit * cost for unit, cost in costs)
         if run.bandwidth_mbit is None:
             return seconds
@@ -152,84 +153,87 @@ class Model:
 
         A network cannot make software faster than the measured local exchange.
         """
-        run = Measurement(
-            num_replicas=num_replicas,
-            examples=examples,
-            step_seconds=0.0,
-            gradient_bytes=self.exchange.gradient_bytes,
-            # Seconds per byte to megabits per second.
-            bandwidth_mbit=8e-6 / network.seconds_per_byte,
-        )
-        units = _units(run, self.exchange, APART)
-        computing, update, message, _, num_bytes, wire = units
+        # Seconds per byte to megabits per second.
+        bandwidth_mbit = 8e-6 / network.seconds_per_byte
+        units = _units(self.exchange, APART, num_replicas, bandwidth_mbit)
         costs = self.costs
         # Without measurements of links, bytes are processed while they are sent.
-        over_link = wire
+        over_link = units.wire
         if self.has_links:
-            over_link = num_bytes * costs.link_byte + wire * costs.wire
-        of_processors = num_bytes * costs.byte
+            over_link = units.link_byte * costs.link_byte + units.wire * costs.wire
+        of_processors = units.link_byte * costs.byte
         transfer = max(of_processors, over_link)
-        software = update * costs.update
+        software = units.update * costs.update
         if self.exchange.overlaps_software:
             # The link hides the processors' work on bytes first.
             software = max(software - (transfer - of_processors), 0.0)
         return Parts(
-            compute=computing * self.compute.of(examples),
+            compute=units.computing * self.compute.of(examples),
             software=software,
             # A message that software delays for longer is not faster than here.
-            latency=message * max(network.seconds_per_message, costs.message),
+            latency=units.message * max(network.seconds_per_message, costs.message),
             transfer=transfer,
         )
 
 
+class _Units(NamedTuple):
+    """Multiple of the compute time in a step, and of each of its `Costs`."""
+
+    computing: float
+    update: float
+    message: float
+    byte: float
+    link_byte: float
+    wire: float
+
+
 def _units(
-    run: Measurement, exchange: Exchange, crowding: CpuContention
-) -> tuple[float, ...]:
-    """Returns the multiple of the compute time in a step, and of each of its `Costs`.
+    exchange: Exchange,
+    crowding: CpuContention,
+    num_replicas: int,
+    bandwidth_mbit: float | None,
+) -> _Units:
+    """Returns the units of a step; `bandwidth_mbit` is None without a network.
 
     Replicas that do not wait for each other overlap: each applies one of N updates in
     the time that it needs for one. But a server serves one of them at a time, and
     others wait: a service of s seconds takes s / N + s (N - 1) / N.
     """
-    count = run.num_replicas
-    traffic = dataclasses.replace(exchange, gradient_bytes=run.gradient_bytes).traffic(
-        count
-    )
-    together = 1 if exchange.is_synchronous else count
+    traffic = exchange.traffic(num_replicas)
+    together = 1 if exchange.is_synchronous else num_replicas
     # Crowded cores slow what processors do, but not the wire.
-    computing = crowding.of_computing(count) / together
-    sending = crowding.of_sending(count) / together
+    sending = crowding.of_sending(num_replicas) / together
     # Servers on one machine share its cores, on several machines each has its part.
     servers = exchange.num_servers if crowding is APART else 1
-    byte = sending * traffic.bytes_of_each + traffic.bytes_of_servers / servers
-    link = 0.0
-    if run.bandwidth_mbit is not None:
-        on_a_link = traffic.bytes_on_a_link / together
-        if not exchange.is_synchronous:
-            # A server sends to one worker while it receives from another one.
-            busy = traffic.bytes_on_a_link / 2 / exchange.num_servers
-            on_a_link += busy * (count - 1) / count
-        # Bytes by megabits per second.
-        link = on_a_link * 8e-6 / run.bandwidth_mbit
-    # One of the two bytes is zero: a fit gives each a separate cost.
-    return (
-        computing,
-        sending,
-        sending * traffic.messages_in_a_row,
-        byte if run.bandwidth_mbit is None else 0.0,
-        0.0 if run.bandwidth_mbit is None else byte,
-        link,
+    units = _Units(
+        computing=crowding.of_computing(num_replicas) / together,
+        update=sending,
+        message=sending * traffic.messages_in_a_row,
+        byte=sending * traffic.bytes_of_each + traffic.bytes_of_servers / servers,
+        link_byte=0.0,
+        wire=0.0,
     )
+    if bandwidth_mbit is None:
+        return units
+    on_a_link = traffic.bytes_on_a_link / together
+    if not exchange.is_synchronous:
+        # A server sends to one worker while it receives from another one.
+        busy = traffic.bytes_on_a_link / 2 / exchange.num_servers
+        on_a_link += busy * (num_replicas - 1) / num_replicas
+    # Bytes by megabits per second. A fit gives bytes over a link their own cost.
+    wire = on_a_link * 8e-6 / bandwidth_mbit
+    return units._replace(byte=0.0, link_byte=units.byte, wire=wire)
 
 
-def _exposed_units(
+def _units_of_run(
     run: Measurement, exchange: Exchange, crowding: CpuContention
-) -> tuple[float, ...]:
+) -> _Units:
     """Returns `_units`, without software and messages that a busy link hides."""
-    computing, update, message, *network = _units(run, exchange, crowding)
+    exchange = dataclasses.replace(exchange, gradient_bytes=run.gradient_bytes)
+    units = _units(exchange, crowding, run.num_replicas, run.bandwidth_mbit)
     if run.bandwidth_mbit is not None and exchange.overlaps_software:
-        update = message = 0.0
-    return computing, update, message, *network
+        return units._replace(update=0.0, message=0.0)
+    return units
 
 
 def leave_one_out(

@@ -17,7 +17,7 @@ from trainers.experiments.predict.links import FEWEST_STEPS_OF_EACH
 # 16 ms each, were 15.4, 15.4, 15.1 and 14.9 ms, and 16.3, 17.4, 17.8 and 17.1: longer
 # runs differ from each other by more. The first half second of both was slower.
 _TRAIN_SECONDS = 3.0
-# Also of workers that do not wait for each other, the most that are measured.
+# Enough for the largest number of asynchronous workers that is measured.
 _FEWEST_STEPS = MOST_REPLICAS_HERE * FEWEST_STEPS_OF_EACH
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from trainers.experiments.drawing import COLOURS, drawn, plain
+from trainers.experiments.drawing import COLORS, drawn, plain
 from trainers.experiments.tune.report_part import words_of_arms, words_of_differences
 
 
@@ -38,7 +38,7 @@ def _draw(figure: Figure, tuning: Mapping[str, Any]) -> None:
     # Arms have the colors of the other charts.
     axes = figure.subplots()
     for index, arm in enumerate(tuning["arms"]):
-        _draw_arm(axes, tuning["rungs"], arm, COLOURS[index % len(COLOURS)])
+        _draw_arm(axes, tuning["rungs"], arm, COLORS[index % len(COLORS)])
     if tuning["is_logarithmic"]:
         axes.set_xscale("log")
     # Losses approach zero; some of a user's own are negative.
@@ -49,7 +49,7 @@ def _draw(figure: Figure, tuning: Mapping[str, Any]) -> None:
     axes.legend(frameon=False)
 
 
-def _draw_arm(axes: Axes, rungs: Any, arm: Mapping[str, Any], colour: str) -> None:
+def _draw_arm(axes: Axes, rungs: Any, arm: Mapping[str, Any], color: str) -> None:
     for index, rung in enumerate(rungs):
         losses = {
             trial["value"]: run["loss"]
@@ -62,15 +62,15 @@ def _draw_arm(axes: Axes, rungs: Any, arm: Mapping[str, Any], colour: str) -> No
         axes.plot(
             *zip(*points, strict=True),
             marker=".",
-            color=colour,
+            color=color,
             alpha=(index + 1) / len(rungs),
             # One entry of the legend for each arm.
             label=plain(arm["name"]) if index == len(rungs) - 1 else None,
         )
         # At the lower edge, because there is no loss.
         edge = axes.get_xaxis_transform()
-        axes.plot(failed, [0.02] * len(failed), "x", color=colour, transform=edge)
-    axes.plot(arm["tuned"], arm["tuned_loss"], "*", color=colour, markersize=13)
+        axes.plot(failed, [0.02] * len(failed), "x", color=color, transform=edge)
+    axes.plot(arm["tuned"], arm["tuned_loss"], "*", color=color, markersize=13)
     if None not in (arm["given"], arm["given_loss"]):
         ring: dict[str, Any] = {"markerfacecolor": "none", "markersize": 9}
-        axes.plot(arm["given"], arm["given_loss"], "o", color=colour, **ring)
+        axes.plot(arm["given"], arm["given_loss"], "o", color=color, **ring)

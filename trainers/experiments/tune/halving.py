@@ -1,4 +1,4 @@
-"""Successive halving: who of several values is tried further."""
+"""Successive halving: the better half of several values is tried in longer runs."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from strategies.common.text import as_argument
 from trainers.config.groups import option
-from trainers.experiments.tune.search import Found
+from trainers.experiments.tune.search import TunedArm
 from trainers.experiments.tune.tuning import Tuning
 
 
@@ -24,7 +24,7 @@ def plan_in_words(tuning: Tuning, num_arms: int) -> str:
     )
 
 
-def content_of(tuning: Tuning, found: Sequence[Found]) -> dict[str, Any]:
+def content_of(tuning: Tuning, found: Sequence[TunedArm]) -> dict[str, Any]:
     """Returns `tuning` of comparison.json."""
     arms = [_arm(tuning, each) for each in found]
     return {
@@ -44,7 +44,7 @@ def content_of(tuning: Tuning, found: Sequence[Found]) -> dict[str, Any]:
     }
 
 
-def _arm(tuning: Tuning, found: Found) -> dict[str, Any]:
+def _arm(tuning: Tuning, found: TunedArm) -> dict[str, Any]:
     return {
         "name": found.arm.name,
         "given": found.given,

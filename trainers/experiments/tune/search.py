@@ -34,7 +34,7 @@ class SearchFailedError(Exception):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
+class TunedArm:
     """Result of the search of one arm.
 
     Attributes:
@@ -75,7 +75,7 @@ class Search:
     _num_expected: int = dataclasses.field(default=0, init=False)
     _num_ended: int = dataclasses.field(default=0, init=False)
 
-    def run(self, arms: Sequence[Arm]) -> list[Found]:
+    def run(self, arms: Sequence[Arm]) -> list[TunedArm]:
         """Searches every arm in turn; the same runs lead to the same values.
 
         Raises:
@@ -90,7 +90,7 @@ class Search:
         # Without such a value each arm keeps its best.
         return found if value is None else [self._with(e, value) for e in found]
 
-    def _search(self, arm: Arm) -> Found:
+    def _search(self, arm: Arm) -> TunedArm:
         tuning = self.tuning
         runs: dict[tuple[Any, int], Run] = {}
 
@@ -114,7 +114,7 @@ class Search:
         if best is None:
             raise self._failure(arm, list(runs.values()))
         # Which value all arms share is known after the last of them.
-        found = Found(
+        found = TunedArm(
             arm=arm,
             given=given,
             given_loss=given_loss,
@@ -126,7 +126,7 @@ class Search:
         )
         return self._with(found, best.value)
 
-    def _with(self, found: Found, value: float) -> Found:
+    def _with(self, found: TunedArm, value: float) -> TunedArm:
         """Returns the result with another value chosen."""
         config = self.tuning.with_value(found.arm.config, value)
         return dataclasses.replace(
@@ -216,4 +216,4 @@ def loss_of(run: Run) -> float | None:
     It is None if the run did not complete, or if the loss is not finite.
     """
     has_held_out = bool(run.result.get("eval_examples"))
-    return run.figures(None)["eval_loss" if has_held_out else "train_loss"]
+    return run.figures()["eval_loss" if has_held_out else "train_loss"]

@@ -15,7 +15,7 @@ from typing import Any
 from trainers.experiments.measurement import FILE_NAME
 from trainers.experiments.run_record import Run
 from trainers.experiments.tune.halving import Trial
-from trainers.experiments.tune.search import Found
+from trainers.experiments.tune.search import TunedArm
 from trainers.experiments.tune.tuning import Tuning
 
 # Numbers of Optuna: operations of a journal, and states of a trial.
@@ -23,7 +23,7 @@ _CREATE_STUDY, _CREATE_TRIAL = 0, 4
 _COMPLETE, _PRUNED, _FAILED = 1, 2, 3
 
 
-def journal_of(tuning: Tuning, found: Sequence[Found]) -> str:
+def journal_of(tuning: Tuning, found: Sequence[TunedArm]) -> str:
     """Returns the content of `study.json`."""
     lines = [
         # Of the two directions, 1 is to minimize.
@@ -41,7 +41,7 @@ def journal_of(tuning: Tuning, found: Sequence[Found]) -> str:
     )
 
 
-def _trial(tuning: Tuning, found: Found, trial: Trial) -> dict[str, Any]:
+def _trial(tuning: Tuning, found: TunedArm, trial: Trial) -> dict[str, Any]:
     # From the shortest to the longest.
     runs = [found.runs[trial.value, steps] for steps in trial.losses]
     *_, last = trial.losses.values()

@@ -82,7 +82,7 @@ class Tuning:
     def distance(self, value: float, given: Any) -> float:
         """Returns the distance of a value from the value before the search.
 
-        It is zero if that is none, or has no logarithm.
+        It is zero if there was no value before, or if that one has no logarithm.
         """
         if given is None or (self.is_logarithmic and given <= 0):
             return 0.0

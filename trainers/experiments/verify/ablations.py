@@ -63,7 +63,7 @@ def features_in_use(
     return [feature for feature, is_in_use in found if is_in_use]
 
 
-def rounding(config: Config) -> Feature | None:
+def more_digits(config: Config) -> Feature | None:
     """Returns the feature for a difference that disappears in float64.
 
     It is None if the run is in float64 already.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -14,7 +15,7 @@ from trainers.experiments.verify.ablations import (
     BATCH_NORMALIZATION,
     Feature,
     features_in_use,
-    rounding,
+    more_digits,
     switched_off,
 )
 from trainers.experiments.verify.differences import norm_of_all
@@ -24,8 +25,8 @@ from trainers.experiments.verify.verdict import Judgement, Verdict
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Test:
-    """An ablation: both runs repeated for a few steps without some features.
+class Ablation:
+    """Both runs repeated for a few steps without some features.
 
     Attributes:
       without: Features that were switched off.
@@ -42,7 +43,7 @@ class Cause:
 
     likely: str
     remarks: Sequence[str]
-    tests: Sequence[Test]
+    tests: Sequence[Ablation]
 
 
 def find_cause(
@@ -82,17 +83,17 @@ def find_cause(
             else feature
             for feature in features
         ]
-    tests: list[Test] = []
+    tests: list[Ablation] = []
 
     def differs_without(features: Sequence[Feature]) -> bool:
         outcome = _outcome_without(features, name, subject, reference, num_steps, run)
         if outcome is None:
             return True
         without = " and ".join(feature.name for feature in features)
-        tests.append(Test(without=without, outcome=outcome.value))
+        tests.append(Ablation(without=without, outcome=outcome.value))
         return outcome not in (Verdict.IDENTICAL, Verdict.EQUIVALENT)
 
-    likely = _tested(features, rounding(subject.config), differs_without)
+    likely = _tested(features, more_digits(subject.config), differs_without)
     if likely is None:
         tried = ", ".join(test.without for test in tests)
         stays = f" (it stays without {tried})" if tried else ""
@@ -107,7 +108,7 @@ def find_cause(
 
 def _tested(
     features: Sequence[Feature],
-    more_digits: Feature | None,
+    precision: Feature | None,
     differs_without: Callable[[Sequence[Feature]], bool],
 ) -> str | None:
     removing = [feature for feature in features if not differs_without([feature])]
@@ -120,8 +121,8 @@ def _tested(
         names = " and ".join(feature.name for feature in features)
         explanations = "; ".join(f"{f.name}: {f.explanation}" for f in features)
         return f"the difference goes away only without {names} ({explanations})"
-    if more_digits is not None and not differs_without([more_digits]):
-        return f"{more_digits.name}: {more_digits.explanation}"
+    if precision is not None and not differs_without([precision]):
+        return f"{precision.name}: {precision.explanation}"
     return None
 
 
@@ -320,16 +321,11 @@ def _multiple(
         return None
     replicas = subject.num_replicas
     words = f"gradients are {factor:.4g} times those of one_device"
-    # A factor of 1 / replicas is a mean taken twice, a factor of replicas a sum.
-    for explained, why in (
-        (
-            1 / replicas,
-            f"averaged over {replicas} replicas once more than they should be",
-        ),
-        (replicas, f"{replicas} replicas' gradients are summed once too often"),
-    ):
-        if replicas > 1 and np.isclose(factor, explained, rtol=_LEFT_UNEXPLAINED):
-            return f"{words}: {why}"
+    is_close = functools.partial(np.isclose, factor, rtol=_LEFT_UNEXPLAINED)
+    if replicas > 1 and is_close(1 / replicas):
+        words += f": averaged over {replicas} replicas once more than they should be"
+    elif replicas > 1 and is_close(replicas):
+        words += f": {replicas} replicas' gradients are summed once too often"
     return words
 
 

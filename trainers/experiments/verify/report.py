@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from strategies.common.text import table_lines
-from trainers.experiments.arms import Arm
+from trainers.experiments.arms import KERAS, Arm
 from trainers.experiments.runner import Executed
 from trainers.experiments.verify.diagnosis import Cause
 from trainers.experiments.verify.differences import Difference
-from trainers.experiments.verify.keras_arm import NAME, KerasFinding
+from trainers.experiments.verify.first_step import KerasFinding
 from trainers.experiments.verify.tolerance import in_words, tolerance
 from trainers.experiments.verify.verdict import Judgement, ToleranceViolation, Verdict
 
@@ -45,7 +45,7 @@ def table(keras: KerasFinding | None, findings: Sequence[Finding]) -> list[str]:
     if keras is not None:
         first = keras.largest()
         shown = (_shown(first.get(quantity)) for quantity in _QUANTITIES)
-        rows.append([NAME, _NOTHING, *shown, keras.verdict.value])
+        rows.append([KERAS, _NOTHING, *shown, keras.verdict.value])
     for finding in findings:
         largest = finding.judgement.largest if finding.judgement else {}
         rows.append(
@@ -63,7 +63,7 @@ def explanations(
     keras: KerasFinding | None, findings: Sequence[Finding]
 ) -> list[tuple[str, str]]:
     """Returns the remarks on each verdict, with the name of the strategy."""
-    lines = [(NAME, words) for words in keras.explanations()] if keras else []
+    lines = [(KERAS, words) for words in keras.explanations()] if keras else []
     for finding in findings:
         lines += [(finding.arm.name, words) for words in _remarks(finding)]
     return lines

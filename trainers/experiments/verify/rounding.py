@@ -64,12 +64,10 @@ def _differences_by_rounding(
     largest: dict[tuple[str, str | None], float] = {}
     # A callback may end one of the two earlier.
     common = min(run.recording.num_steps() for run in (perturbed, reference))
-    constants = constants_of(reference.recording)
+    changed, expected = perturbed.recording, reference.recording
+    constants = constants_of(expected)
     for step in range(1, common + 1):
-        own = agreement(
-            *(step, perturbed.recording.read(step), reference.recording.read(step)),
-            constants,
-        )
+        own = agreement(step, changed.read(step), expected.read(step), constants)
         for quantity, by_variable in own.differences.items():
             for variable, relative in by_variable.items():
                 key = quantity, variable

@@ -88,12 +88,10 @@ def judge(subject: Executed, reference: Executed, allowed: Allowed = ()) -> Judg
         (subject, reference), key=lambda run: run.recording.num_steps()
     )
     common = shorter.recording.num_steps()
-    constants = constants_of(reference.recording)
+    found, expected = subject.recording, reference.recording
+    constants = constants_of(expected)
     steps = [
-        agreement(
-            *(step, subject.recording.read(step), reference.recording.read(step)),
-            constants,
-        )
+        agreement(step, found.read(step), expected.read(step), constants)
         for step in range(1, common + 1)
     ]
     beyond = _first_violation(subject, steps)

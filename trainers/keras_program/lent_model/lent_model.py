@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -88,47 +87,34 @@ class LentModel:
 
         Given settings of the configuration take precedence over the program's.
         """
-        few = functools.cache(lambda: few_examples(data.sample_source))
         with wrap_user_errors(self._flag):
-            rows = fixed_rows(self.model, few().features)
-        if rows is not None:
-            few = functools.cache(lambda: few_examples(data.sample_source, rows))
+            few = few_examples(data.sample_source)
+            rows = fixed_rows(self.model, few.features)
+            if rows is not None:
+                few = few_examples(data.sample_source, rows)
         compiled = CustomModel(
             build=self.build,
             loss=None,
             metrics=None,
-            few=few,
+            few=lambda: few,
             data=data,
             flag=self._flag,
             is_of_program=True,
         )
-        objective = None
         with wrap_user_errors(self._flag):
             check_states(self.model)
             check_loaded(self.model)
             check_loop(self.model)
-            has_labels = bool(tf.nest.flatten(few().labels))
-            is_own = has_own_step(self.model) or (
-                has_labels
-                and (_keeps_metrics(self.model) or self._is_per_batch(compiled))
-            )
-            if not (has_labels or is_own) and getattr(self.model, "loss", None):
-                raise UsageError(
-                    "fit has no labels (y), and the model is compiled with a loss: "
-                    "give labels, or compile it without."
-                )
-            trained = few_examples(data.train, rows or EXAMPLES_OF_A_STEP)
-            # Without a compiled loss, losses of layers are minimized, without labels.
-            has_loss = getattr(self.model, "loss", None) is not None
-            if is_own or not (has_labels and has_loss):
-                held_out = _held_out(data, rows)
-                objective = own_step(self.model, trained, held_out, rows)
+            objective = self._own_objective(compiled, rows)
+            if objective is not None:
                 self.remark = objective.remark
                 self._take_optimizers(objective)
             else:
-                build_with(self.model, few)
-                # Halves of a batch could not be computed, and replicas neither.
-                self.remark = forward_remark(self.model, trained) if not rows else None
+                build_with(self.model, compiled.few)
+                if rows is None:
+                    # Halves of a batch of one size could not be computed.
+                    trained = few_examples(data.train, EXAMPLES_OF_A_STEP)
+                    self.remark = forward_remark(self.model, trained)
         chosen = self._optimizer
         calls_others = is_multi_optimizer(chosen) or inner_of(chosen)
         if calls_others and not chosen.built:
@@ -146,6 +132,28 @@ class LentModel:
         del data, settings
         with wrap_user_errors(self._flag):
             return self._lend()
+
+    def _own_objective(self, compiled: CustomModel, rows: int | None) -> OwnStep | None:
+        """Returns the objective that a step of whole batches computes.
+
+        It is None for a compiled loss, which is computed for each example.
+        """
+        model, data = self.model, compiled.data
+        has_labels = bool(tf.nest.flatten(compiled.few().labels))
+        is_own = has_own_step(model) or (
+            has_labels and (_keeps_metrics(model) or self._is_per_batch(compiled))
+        )
+        if not (has_labels or is_own) and getattr(model, "loss", None):
+            raise UsageError(
+                "fit has no labels (y), and the model is compiled with a loss: "
+                "give labels, or compile it without."
+            )
+        has_loss = getattr(model, "loss", None) is not None
+        # Without a compiled loss, losses of layers are minimized, without labels.
+        if has_labels and has_loss and not is_own:
+            return None
+        trained = few_examples(data.train, rows or EXAMPLES_OF_A_STEP)
+        return own_step(model, trained, _held_out(data, rows), rows)
 
     def _is_per_batch(self, compiled: CustomModel) -> bool:
         """Returns whether a loss or metric of the program's own is of whole batches.

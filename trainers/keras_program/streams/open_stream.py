@@ -80,12 +80,12 @@ def open_stream(
         first_two = list(map(without_nones, first_batches(adapter)))
         full = _full_batch(first_two, name)
         num_batches = adapter.num_batches
-        is_unknown = num_batches is None and not isinstance(x, keras.utils.PyDataset)
-        if num_batches is None and not is_unknown and steps is None:
+        is_py_dataset = isinstance(x, keras.utils.PyDataset)
+        if num_batches is None and is_py_dataset and steps is None:
             raise _endless(name)
         # Then an epoch begins where the one before has ended.
         is_endless = num_batches is None and bool(steps) and not is_validation
-        if is_unknown and not is_endless:
+        if num_batches is None and not (is_py_dataset or is_endless):
             # The last step of the run has to be known at its start.
             batches = itertools.islice(adapter.get_numpy_iterator(), steps)
             num_batches = sum(1 for _ in batches)

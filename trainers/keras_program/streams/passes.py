@@ -90,8 +90,13 @@ class ReadPasses:
         self._reader.on_epoch_end()
 
     def _following(self) -> Iterator[Any]:
-        for _ in itertools.count() if self._is_endless else range(1):
-            yield from map(without_nones, self._dataset)
+        has_more = True
+        while has_more:
+            has_more = False
+            for batch in self._dataset:
+                # Data that give nothing a second time have ended for good.
+                has_more = self._is_endless
+                yield without_nones(batch)
 
 
 def passes_of_reader(read: Callable[[int], Iterator[Any]], spec: Any) -> OnePass:

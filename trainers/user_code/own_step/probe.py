@@ -83,10 +83,11 @@ def own_step(
 def _remarks(step: ModelStep, seen: Observed, few: Batch) -> Iterator[str]:
     """Yields warnings if a step, or one of its metrics, does not divide into shards."""
     # A metric may count predictions, which differ in a half of a normalized batch.
-    for own in () if normalizes_batches(step.model) else step.metrics:
-        if own.combines:
-            name = own.metric.name
-            yield counts_combinations(name, *compared_by(step.model, own.metric, few))
+    if not normalizes_batches(step.model):
+        for own in step.metrics:
+            if own.combines:
+                shapes = compared_by(step.model, own.metric, few)
+                yield counts_combinations(own.metric.name, *shapes)
     if remark := _remark(step, seen):
         yield remark
 

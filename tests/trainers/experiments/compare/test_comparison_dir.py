@@ -9,7 +9,7 @@ import pytest
 from tests.trainers.experiments.compare.run_factory import made_runs
 from trainers.cli import flags
 from trainers.experiments.arms import arms_of
-from trainers.experiments.compare.comparison_dir import ComparisonFolder
+from trainers.experiments.compare.comparison_dir import ComparisonDir
 from trainers.main import main
 
 
@@ -24,7 +24,7 @@ def test_a_given_default_does_not_continue_what_the_program_decided(
         *("--strategies=mirrored", "--seeds=1", f"--run_dir={folder}"),
     )
     arms = arms_of(flags.parse(words))
-    ComparisonFolder(str(folder)).begin(arms, 0, (1, 1))
+    ComparisonDir(str(folder)).begin(arms, 0, (1, 1))
     # The default, which is perhaps not the batch of the program.
     assert main([*words, "--global_batch_size=64"]) == 2
     refusal = capsys.readouterr().err
@@ -37,8 +37,8 @@ def test_a_comparison_that_was_killed_as_it_wrote_its_plan_is_begun_again(
     words = ("trainers", "--mode=compare", "--strategies=one_device,tower")
     arms = arms_of(flags.parse(words))
     (tmp_path / ".plan.json.writing").write_text('{"schema_version"')
-    assert not ComparisonFolder(str(tmp_path)).begin(arms, 0, (1, 1)).is_continued
-    assert ComparisonFolder(str(tmp_path)).begin(arms, 0, (1, 1)).is_continued
+    assert not ComparisonDir(str(tmp_path)).begin(arms, 0, (1, 1)).is_continued
+    assert ComparisonDir(str(tmp_path)).begin(arms, 0, (1, 1)).is_continued
 
 
 def test_a_complete_run_that_was_not_measured_is_run_again(

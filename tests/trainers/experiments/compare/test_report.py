@@ -86,7 +86,7 @@ def test_a_tiny_difference_is_no_negative_zero(report: pathlib.Path) -> None:
 def page_of(
     report: pathlib.Path, browser: Any, scheme: str, width: int
 ) -> dict[str, Any]:
-    """Returns sizes in pixels and colours of the page in a browser."""
+    """Returns sizes in pixels and colors of the page in a browser."""
     page = browser.new_page(
         viewport={"width": width, "height": 1000}, color_scheme=scheme
     )
@@ -112,9 +112,9 @@ def page_of(
     return found
 
 
-def luminance(colour: str) -> float:
-    """Returns the luminance of a colour, from 0 to 255, without gamma."""
-    red, green, blue = map(int, re.findall(r"\d+", colour)[:3])
+def luminance(color: str) -> float:
+    """Returns the luminance of a color, from 0 to 255, without gamma."""
+    red, green, blue = map(int, re.findall(r"\d+", color)[:3])
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 

@@ -18,7 +18,7 @@ from trainers.experiments.arms import Arm
 from trainers.experiments.compare.progress import Progress, look_lines
 from trainers.experiments.compare.schedule import schedule
 from trainers.experiments.compare.sequential import look_at
-from trainers.experiments.compare.stopping import State, losses_at, state_at
+from trainers.experiments.compare.stopping import State, arms_to_drop, state_at
 from trainers.experiments.run_record import Run
 
 FIRST, LAST = 3, 10
@@ -78,7 +78,7 @@ def ends_of(
 def losses_of(num_seeds: int, by_arm: Mapping[str, Sequence[Run]]) -> list[str]:
     look = look_at(num_seeds, LOOKS)
     # Without a control, either of two arms can be shown to be slower.
-    found = losses_at(num_seeds, by_arm, None, SETTINGS, look, ())
+    found = arms_to_drop(num_seeds, by_arm, None, SETTINGS, look, ())
     return [loss.arm for loss in found]
 
 
@@ -209,10 +209,10 @@ def test_arms_that_are_slower_than_another_are_dropped_but_for_the_control() -> 
     by_arm = runs_of({arm: [s * n for n in noise] for arm, s in speeds.items()}, 3)
     by_arm["near"] = [run_of("near", i, s) for i, s in enumerate((98.0, 103.0, 99.0))]
     look = look_at(3, LOOKS)
-    (loss,) = losses_at(3, by_arm, "control", SETTINGS, look, ())
-    assert (loss.arm, loss.faster) == ("slow", "fast")
-    assert loss.in_words() == (
+    (dropped,) = arms_to_drop(3, by_arm, "control", SETTINGS, look, ())
+    assert (dropped.arm, dropped.faster) == ("slow", "fast")
+    assert dropped.in_words() == (
         "slow was dropped after 3 seeds: fast is faster by 1.43x."
     )
-    assert losses_at(3, by_arm, "control", SETTINGS, look, {"slow"}) == []
+    assert arms_to_drop(3, by_arm, "control", SETTINGS, look, {"slow"}) == []
     assert "control" in losses_of(3, by_arm)

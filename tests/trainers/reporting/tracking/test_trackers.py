@@ -35,7 +35,7 @@ from trainers.config.config import Config
 from trainers.config.tracking import TrackingConfig
 from trainers.experiments.arms import arms_of
 from trainers.experiments.command import command_line
-from trainers.experiments.compare.comparison_dir import ComparisonFolder
+from trainers.experiments.compare.comparison_dir import ComparisonDir
 from trainers.experiments.compare.execution import config_of
 from trainers.experiments.compare.schedule import schedule
 from trainers.loop.builder import assemble, create_strategy
@@ -397,7 +397,7 @@ def test_runs_of_a_comparison_have_a_group_and_folders_of_their_own() -> None:
         trackers=("mlflow",),
         tensorboard_dir="gs://bucket/it",
     )
-    folder = ComparisonFolder("runs/which")
+    folder = ComparisonDir("runs/which")
     turns = schedule(arms_of(config), range(1))
     commands = {
         (t.arm.name, t.seed): [

@@ -16,8 +16,6 @@ from trainers.experiments.verify.differences import Difference, largest_differen
 from trainers.experiments.verify.tolerance import tolerance
 from trainers.experiments.verify.verdict import Verdict
 
-NAME = "keras"
-
 # Differences are relative to the figure, or to this if it is smaller: a mean of terms
 # that cancel has the rounding errors of the terms.
 _SMALLEST_FIGURE = 1e-2

@@ -17,7 +17,7 @@ from tests.trainers.experiments.verify.mutated_projects import Fault, plant, ver
 from trainers.config.config import Config
 from trainers.experiments.run_record import read_run
 from trainers.experiments.runner import Executed
-from trainers.experiments.verify.keras_arm import KerasFinding, judge_keras
+from trainers.experiments.verify.first_step import KerasFinding, judge_keras
 from trainers.experiments.verify.verdict import Verdict
 from trainers.modes.verify import _exit_code
 from trainers.run_dir.step_recording import KerasStep, RecordedStep, Recording

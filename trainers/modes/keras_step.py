@@ -21,6 +21,7 @@ from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
 from trainers.model.random_numbers.seeds import seed_states
 from trainers.model.sparse_gradients import as_dense
 from trainers.run_dir.step_recording import KerasStep, Recording
+from trainers.user_code.losses import in_floatx
 
 _NO_COUNTERPART = (
     "the loss is not one that keras.Model.compile takes: it is of a file in models/ "
@@ -102,7 +103,7 @@ def _compute(
     # The seeds that the run's own first step has, so that dropout masks are the same.
     for state, seed in numbers.keyed(seed_states(model), batch):
         state.assign(seed)
-    labels = tf.nest.map_structure(_as_fit_has_it, batch.labels)
+    labels = in_floatx(batch.labels)
     variables = [v.value for v in model.trainable_variables]
 
     def step(features: Any, labels: Any) -> Any:
@@ -117,7 +118,3 @@ def _compute(
         return {**metrics, "loss": tf.reduce_mean(loss)}, gradients, predictions
 
     return tf.function(step, autograph=False)(batch.features, labels)
-
-
-def _as_fit_has_it(label: tf.Tensor) -> tf.Tensor:
-    return tf.cast(label, keras.config.floatx()) if label.dtype.is_floating else label
