@@ -82,7 +82,7 @@ def test_a_stream_that_has_gone_away_ends_nothing(
         if is_closed:
             stream.close()
         with pytest.raises(ValueError if is_closed else OSError):
-            stream.buffer.raw.write(b"any line")
+            os.write(stream.fileno(), b"any line")
         console.warn("above the bar")
         console.advance(5, 10, loss=0.1, examples_per_second=1.0, step_seconds=1.0)
         console.stop_progress()
