@@ -5,13 +5,15 @@
   python -m tests.conformance.mutations --only=tower,dropout
 
 Each mutation is applied to a copy of the tracked files, in which its tests run up to
-the first failure. The command ends with 1 if a mutation was not noticed.
+the first failure, and the test that failed runs in a copy without the mutation. The
+command ends with 1 if a mutation was not noticed.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import pathlib
 import re
@@ -756,16 +758,32 @@ def noticed_by(mutation: Mutation) -> str | None:
     """Returns the first test that fails with a mutation; None if none does.
 
     Raises:
+      RuntimeError: The tests could not run, or that test fails in any case.
+    """
+    failed = first_failed(mutation.tests, mutation)
+    if failed is None:
+        return None
+    if first_failed(failed, None) is not None:
+        raise RuntimeError(f"{failed} fails without the mutation, too: correct it")
+    return failed.partition("::")[2]
+
+
+@functools.cache
+def first_failed(tests: str, mutation: Mutation | None) -> str | None:
+    """Runs tests in a copy with a mutation; returns the name of the first that fails.
+
+    Raises:
       RuntimeError: The tests could not run.
     """
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
         copy_tracked_files(root)
-        mutation.apply(root)
+        if mutation is not None:
+            mutation.apply(root)
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "pytest", "--exitfirst", "--quiet"),
-                *("-p", "no:cacheprovider", "-m", "not exhaustive", mutation.tests),
+                *("-p", "no:cacheprovider", "-m", "not exhaustive", tests),
             ],
             cwd=root,
             capture_output=True,
@@ -777,10 +795,10 @@ def noticed_by(mutation: Mutation) -> str | None:
     # The name of a test may have blanks in its parameters; " - " and a message follow
     # it.
     failed = re.search(
-        r"^(?:FAILED|ERROR) \S*?::(.+?)(?: - |$)", done.stdout, re.MULTILINE
+        r"^(?:FAILED|ERROR) (\S*?::.+?)(?: - |$)", done.stdout, re.MULTILINE
     )
     if done.returncode != _TESTS_FAILED or failed is None:
-        raise RuntimeError(f"{mutation.name}: {done.stdout}{done.stderr}")
+        raise RuntimeError(f"{tests}: {done.stdout}{done.stderr}")
     return failed.group(1)
 
 

@@ -11,6 +11,7 @@ import random
 
 import pytest
 
+from tests import processes
 from tests.fault_injection.scenario import assert_promise_holds
 from tests.fault_injection.scenarios import divergence
 
@@ -18,7 +19,13 @@ pytestmark = pytest.mark.cluster
 
 
 def test_workers_go_back_and_complete(tmp_path: pathlib.Path) -> None:
-    divergence.goes_back(divergence.AVERAGING_WORKERS, random.Random(0), tmp_path)
+    _, rollbacks = divergence.goes_back(
+        divergence.AVERAGING_WORKERS, random.Random(0), tmp_path
+    )
+    result = processes.result_of(tmp_path / "run")
+    assert result["num_replicas"] == 2
+    assert (result["status"], result["steps"]) == ("completed", 150)
+    assert result["rollbacks"] == len(rollbacks) >= 1
 
 
 # test_rollback.py resumes such a run.

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from tests import processes
 from tests.fault_injection.scenarios import random_kills
 from tests.markers import chosen, further
 
@@ -44,3 +45,7 @@ def test_a_launcher_that_is_stopped_ends_by_itself(
     """It ends before it would be killed, with a checkpoint of its last step."""
     kills_first = update == "sync"
     random_kills.stopped(update, "checkpoint", kills_first, random.Random(2), tmp_path)
+    run = tmp_path / "run"
+    result = processes.result_of(run)
+    assert result["status"] == "preempted"
+    assert processes.checkpoints_of(run)[-1] == f"step-{result['steps']:08d}"

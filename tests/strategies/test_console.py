@@ -65,9 +65,10 @@ def test_a_terminal_keeps_what_remains_and_no_other_line(
 
 @pytest.mark.parametrize("is_closed", [False, True])
 def test_a_stream_that_has_gone_away_ends_nothing(
-    is_closed: bool, monkeypatch: pytest.MonkeyPatch
+    is_closed: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A terminal that hangs up, and a file that a program has closed."""
+    log = tmp_path / "run.log"
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("TERM", "xterm")
     terminal, other_end = pty.openpty()
@@ -75,10 +76,13 @@ def test_a_stream_that_has_gone_away_ends_nothing(
         monkeypatch.setattr(sys, "stdout", stream)
         monkeypatch.setattr(sys, "stderr", stream)
         console = Console()
+        console.open_log(log)
         console.start_progress(0, 10)
         os.close(terminal)
         if is_closed:
             stream.close()
+        with pytest.raises(ValueError if is_closed else OSError):
+            os.write(stream.fileno(), b"any line")
         console.warn("above the bar")
         console.advance(5, 10, loss=0.1, examples_per_second=1.0, step_seconds=1.0)
         console.stop_progress()
@@ -87,6 +91,9 @@ def test_a_stream_that_has_gone_away_ends_nothing(
             console.say("one line")
         console.close()
         print_error("the last line")
+    # A date and a time come first.
+    logged = [line.split(" ", 2)[2] for line in log.read_text().splitlines()]
+    assert logged == ["warning: above the bar", "warning: below the bar", "one line"]
 
 
 def test_a_program_may_take_standard_output_away(

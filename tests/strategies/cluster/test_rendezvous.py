@@ -87,13 +87,16 @@ def test_all_tasks_are_looked_for_at_the_same_time(
     """Otherwise each machine that is off delays the end of the wait by a second."""
     tasks = {f"worker-{index}": f"127.0.0.1:{index}" for index in range(3)}
     together = threading.Barrier(len(tasks))
+    found = []
 
     def listening(address: str) -> bool:
         together.wait(timeout=10)
+        found.append(address)
         return True
 
     monkeypatch.setattr(rendezvous, "is_listening", listening)
     wait_for_tasks(tasks, seconds=0)
+    assert sorted(found) == sorted(tasks.values())
 
 
 def test_a_task_connects_once_the_server_of_its_leader_runs() -> None:

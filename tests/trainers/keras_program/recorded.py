@@ -25,11 +25,14 @@ def recorded(model, *args, **kwargs):
         # An optimizer that fit builds in its traced step makes its variables anew in
         # every step, as ScheduleFreeAdamW does (tests/test_tensorflow_facts.py).
         optimizer.build(model.trainable_variables)
+    # A model that fit builds has none.
+    initial = model.get_weights() if model.built else []
     history = fit(model, *args, **{**kwargs, "shuffle": False, "verbose": 0})
     record.append(
         {
             "epochs": history.epoch,
             "history": {k: np.array(v).tolist() for k, v in history.history.items()},
+            "initial": [weight.tolist() for weight in initial],
             "weights": [weight.tolist() for weight in model.get_weights()],
         }
     )

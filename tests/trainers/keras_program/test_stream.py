@@ -298,6 +298,7 @@ def test_windows_take_batches_of_several_shapes_and_types() -> None:
         for step, expected in enumerate(opened.dataset(shard, 2)):
             found = at(tf.constant(step, tf.int64), tf.constant(shard))
             tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
+        assert step == len(sizes) - 1
 
 
 @pytest.mark.parametrize("kind", ["dataset", "generator"])

@@ -130,6 +130,7 @@ def test_tensorboard_scalars_are_those_of_the_metrics(run: Run) -> None:
     _, folder, _ = run
     rows = metrics_of(folder)
     events = {split: read_events(folder / "tb" / split) for split in ("train", "eval")}
+    steps = {"train": {20, 40, 60}, "eval": {30, 60}}
     for split, tags in {
         "train": ("loss", "accuracy"),
         "eval": ("loss", "accuracy"),
@@ -137,9 +138,12 @@ def test_tensorboard_scalars_are_those_of_the_metrics(run: Run) -> None:
         for tag in tags:
             key = f"{split}_{tag}"
             expected = {row["step"]: row[key] for row in rows if key in row}
+            assert set(expected) == steps[split]
+            # Events are in float32.
             assert events[split].scalars(tag) == pytest.approx(expected, rel=1e-6)
     for tag in ("learning_rate", "gradient_norm", "weight_norm", "examples_per_second"):
         expected = {row["step"]: row[tag] for row in rows if tag in row}
+        assert set(expected) == {20, 40, 60}
         assert events["train"].scalars(tag) == pytest.approx(expected, rel=1e-6)
     for part in ("total", "input", "compute", "rest"):
         scalars = events["train"].scalars(f"step_milliseconds/{part}")

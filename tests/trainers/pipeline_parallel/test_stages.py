@@ -113,6 +113,7 @@ def test_the_mean_of_a_masked_loss_is_that_of_the_global_batch() -> None:
     step = PipelineStep(model, pipeline, objective, state, StepSettings(seed=0))
     compute = with_totals(step, model, objective)
     outputs = tf.function(lambda batch: compute(batch))(batch)
+    # Float32, in which micro-batches are summed in another order.
     np.testing.assert_allclose(outputs.sums["loss"], 4 * expected, rtol=1e-6)
     for found, gradient in zip(outputs.gradients, gradients, strict=True):
-        np.testing.assert_allclose(found, gradient, rtol=1e-4, atol=1e-7)
+        np.testing.assert_allclose(found, gradient, rtol=1e-5, atol=1e-7)
