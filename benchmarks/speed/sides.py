@@ -10,7 +10,7 @@ import pathlib
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from benchmarks.record import ROOT
@@ -87,10 +87,7 @@ class Project:
             ([*pin, *train, f"--run_dir={run}"], {})
             for pin, run in zip(pins, runs, strict=True)
         ]
-        started = time.perf_counter()
-        with _started(commands, folder) as processes:
-            _wait_for(processes, folder)
-        seconds = time.perf_counter() - started
+        seconds = _run(commands, folder)
         found = [_of_run(run, seconds) for run in runs]
         return dataclasses.replace(
             found[0],
@@ -122,12 +119,7 @@ class Peer:
     def measure(self, folder: pathlib.Path) -> Measured:
         """Runs it once; the first process reports."""
         command = [sys.executable, "-m", f"benchmarks.peers.{self.script}", *self.flags]
-        started = time.perf_counter()
-        with _started(
-            [(command, env) for env in self._environments()], folder
-        ) as processes:
-            _wait_for(processes, folder)
-        seconds = time.perf_counter() - started
+        seconds = _run([(command, env) for env in self._environments()], folder)
         lines = (folder / "0.log").read_text(encoding="utf-8").strip().splitlines()
         return Measured(wall_seconds=seconds, **json.loads(lines[-1]))
 
@@ -166,52 +158,42 @@ def _of_run(run: pathlib.Path, wall_seconds: float) -> Measured:
     )
 
 
-@contextlib.contextmanager
-def _started(
+def _run(
     commands: Sequence[tuple[Sequence[str], Mapping[str, str]]], folder: pathlib.Path
-) -> Iterator[Sequence[subprocess.Popen[bytes]]]:
-    """Runs processes that print into N.log of a folder until the block ends."""
-    ours = {name: v for name, v in os.environ.items() if not name.startswith("TF_")}
-    processes = []
-    with contextlib.ExitStack() as files:
-        for index, (command, environment) in enumerate(commands):
-            log = files.enter_context((folder / f"{index}.log").open("wb"))
-            errors = files.enter_context((folder / f"{index}.errors").open("wb"))
-            processes.append(
-                subprocess.Popen(
-                    command,
-                    cwd=ROOT,
-                    env={**ours, **environment},
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=errors,
-                )
-            )
-        try:
-            yield processes
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
+) -> float:
+    """Runs processes at once, which print into N.log of a folder.
 
-
-def _wait_for(
-    processes: Sequence[subprocess.Popen[bytes]], folder: pathlib.Path
-) -> None:
-    """Waits for the end of all processes, or the failure of one.
+    Returns:
+      Seconds until all have ended.
 
     Raises:
       RuntimeError: One failed, or did not end in time.
     """
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    codes = [process.poll() for process in processes]
-    while None in codes and not any(codes) and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS)
-        codes = [process.poll() for process in processes]
-    if all(code == 0 for code in codes):
-        return
-    # Others may still wait for one that failed.
-    index = codes.index(next(filter(None, codes), None))
-    errors = (folder / f"{index}.errors").read_text(errors="replace")
-    how = "did not end" if codes[index] is None else f"ended with {codes[index]}"
-    raise RuntimeError(f"{processes[index].args!r} {how}: {errors[-2000:]}")
+    ours = {name: v for name, v in os.environ.items() if not name.startswith("TF_")}
+    began = time.monotonic()
+    processes: list[subprocess.Popen[bytes]] = []
+    with contextlib.ExitStack() as stack:
+        for index, (command, environment) in enumerate(commands):
+            process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env={**ours, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=stack.enter_context((folder / f"{index}.log").open("wb")),
+                stderr=stack.enter_context((folder / f"{index}.errors").open("wb")),
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            processes.append(process)
+        while None in (codes := [process.poll() for process in processes]):
+            # Others may wait for one that failed.
+            if any(codes) or time.monotonic() > began + _PATIENCE_SECONDS:
+                break
+            time.sleep(_POLL_SECONDS)
+        seconds = time.monotonic() - began
+    for index, code in sorted(enumerate(codes), key=lambda each: not each[1]):
+        if code != 0:
+            errors = (folder / f"{index}.errors").read_text(errors="replace")
+            how = "did not end" if code is None else f"ended with {code}"
+            raise RuntimeError(f"{processes[index].args!r} {how}: {errors[-2000:]}")
+    return seconds
