@@ -46,8 +46,9 @@ def _settings_of(name: str) -> tuple[str, ...]:
                     settings = ast.literal_eval(value)
         if not isinstance(settings, tuple):
             raise ValueError("SETTINGS is no tuple")
-    # `literal_eval` raises ValueError for no literal, with the address of an object.
-    except (SyntaxError, ValueError) as error:
+    # `literal_eval` raises ValueError for no literal, with the address of an object,
+    # and TypeError for a list as a key.
+    except (SyntaxError, TypeError, ValueError) as error:
         problem = str(error).partition(": <")[0]
         raise ValueError(
             f"models/{name}.py has no settings that can be read ({problem}): "

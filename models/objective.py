@@ -170,7 +170,7 @@ class Objective(Protocol):
 
     @property
     def totals(self) -> Totals | None:
-        """Function to the sums of a global batch that `values` needs; None for none."""
+        """Function that computes the sums of a global batch that `values` needs."""
 
     def results(self, sums: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the loss and metrics of any number of examples, as in logs of `fit`.

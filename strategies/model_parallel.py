@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from strategies.base import Strategy, Traits
 from strategies.cluster.spec import Cluster
+from strategies.common.errors import UsageError
 from strategies.common.types import (
     Communication,
     GlobalBatches,
@@ -48,14 +49,19 @@ class ModelParallel(Strategy):
     @classmethod
     def create(cls, config: StrategyConfig, cluster: Cluster) -> ModelParallel:
         del cluster
-        return cls(
-            take_devices(
-                config.device_choice,
-                config.num_stages,
-                wanted_without_gpu=2,
-                setting="--pipeline_stages",
-            )
+        devices = take_devices(
+            config.device_choice,
+            config.num_stages,
+            wanted_without_gpu=2,
+            setting="--pipeline_stages",
         )
+        # --soft_placement may leave out a replica, but no stage.
+        if len(devices) < (config.num_stages or 0):
+            raise UsageError(
+                f"--pipeline_stages={config.num_stages} needs as many devices, and of "
+                f"{config.device_choice} there are {len(devices)}: use fewer stages."
+            )
+        return cls(devices)
 
     def scope(self) -> AbstractContextManager[Any]:
         return tf.device(CPU)

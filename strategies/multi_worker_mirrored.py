@@ -82,7 +82,8 @@ class MultiWorkerMirrored(Strategy):
             config.collective_implementation.upper()
         )
         # Without a time limit: a chief may save, or run a program's code, for any time.
-        # A dead task is detected at once, a silent one by `SilenceWatchdog`.
+        # A dead task is detected at once, a silent one by `SilenceWatchdog`, and one
+        # without progress by the watchdog of the run.
         communication = tf.distribute.experimental.CommunicationOptions(
             implementation=implementation
         )

@@ -35,8 +35,8 @@ from strategies.ps.worker_input import WindowedInput, WorkerInput
 
 # Seconds for workers to return their closures when the run ends.
 _SECONDS_TO_GIVE_BACK = 5.0
-# Steps of each worker in a call. All workers read weights at once in the first step of
-# a call; in later steps their reads spread over time.
+# Fewest steps of each worker in a call. All workers read weights at once in the first
+# step of a call; in later steps their reads spread over time.
 _FEWEST_STEPS_OF_EACH = 4
 
 

@@ -531,7 +531,7 @@ import sys
 import tensorflow as tf
 
 from strategies.common.types import ReplicaOutputs
-from strategies.inner_loop.all_reduce import (all_reduce_packed)
+from strategies.inner_loop.all_reduce import all_reduce_packed
 
 (cpu,) = tf.config.list_physical_devices("CPU")
 tf.config.set_logical_device_configuration(

@@ -15,8 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import weakref
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -39,8 +38,8 @@ if TYPE_CHECKING:
 # Folder of the top-level package: the clone, or site-packages.
 _ROOT = pathlib.Path(__file__).parents[1]
 
-# Seeds of the last calls of `fit` with each model.
-_LAST_SEEDS: MutableMapping[keras.Model, int] = weakref.WeakKeyDictionary()
+# Attribute of a model: the seed of the last call of `fit` that has trained it.
+_LAST_SEED = "_seed_of_last_fit"
 
 
 def configure(**settings: Any) -> Config:
@@ -214,12 +213,13 @@ def fit(
         config = configure(**given, script=sent_call.__file__)
         _check_mode(config)
         if "seed" not in config.given:
-            seed = _LAST_SEEDS[model] = _seed_of(model, config)
-            config = config.replace(seed=seed)
+            config = config.replace(seed=_seed_of(model, config))
         config = config.replace(script=str(call.send(model, args, kwargs)))
         result = _trained(config)
         if result.status != "completed":
             raise RuntimeError(f"the run in {result.path} was {result.status}.")
+        # Not by Keras's own method, which would track it as a part of the model.
+        object.__setattr__(model, _LAST_SEED, config.run.seed)
         return call.receive(model)
 
 
@@ -227,8 +227,8 @@ def _seed_of(model: keras.Model, config: Config) -> int:
     """Returns the seed of a call of `fit`: the updates of the model's optimizer so far.
 
     With an equal seed a later call would have the same order of examples and masks of
-    dropout. So a model with a new optimizer has the seed after that of its last call. A
-    call that is continued keeps its seed.
+    dropout. So a model with a new optimizer has the seed after that of the last call
+    that trained it. A call that is continued keeps its seed.
     """
     folder = RunDir(pathlib.Path(config.run.run_dir or ""))
     if config.run.resume == "auto" and folder.holds_a_run:
@@ -236,7 +236,7 @@ def _seed_of(model: keras.Model, config: Config) -> int:
     # A model that is not compiled has none; it is refused when it is sent.
     optimizer = getattr(model, "optimizer", None)
     updates = int(getattr(optimizer, "iterations", 0))
-    return max(updates, _LAST_SEEDS.get(model, -1) + 1) % (LARGEST_SEED + 1)
+    return max(updates, getattr(model, _LAST_SEED, -1) + 1) % (LARGEST_SEED + 1)
 
 
 def _check_mode(config: Config) -> None:
@@ -248,14 +248,17 @@ def _check_mode(config: Config) -> None:
 
 
 def _trained(config: Config) -> TrainingResult:
+    path = config.run.run_dir or ""
+    folder = RunDir(pathlib.Path(path))
+    before = folder.read_result()
     exit_code, error = _run(flags.arguments_of(config))
     if exit_code == ExitCode.USAGE:
         raise UsageError(error)
-    path = config.run.run_dir or ""
     # A negative exit code: a signal has killed the process.
     has_failed = exit_code in (ExitCode.BUG, ExitCode.PEER_LOST) or exit_code < 0
-    # A run that is interrupted before it begins writes no result.
-    has_result = RunDir(pathlib.Path(path)).read_result() is not None
+    # A run that is interrupted before it begins writes no result, nor does an earlier
+    # `fit` of a program that is trained again.
+    has_result = folder.read_result() not in (None, before)
     if has_failed or (exit_code != ExitCode.DONE and not has_result):
         reason = error or "it has written no result"
         raise RuntimeError(f"the run ended with exit code {exit_code}: {reason}")

@@ -77,11 +77,11 @@ def wait_until_gone(addresses: Sequence[str], seconds: float) -> None:
 class PeerState(enum.Enum):
     """State of a task, by the outcome of a connection to it."""
 
-    # The connection was refused or ended.
+    # The connection was refused or reset, or the name of the host is unknown.
     DEAD = enum.auto()
-    # There was no response within a second.
+    # There was no answer within a second, or this process could not ask.
     SILENT = enum.auto()
-    # A server answered.
+    # A server answered; without `must_serve`, the connection was accepted.
     SERVING = enum.auto()
 
 

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 import enum
+import re
 import sys
+
+# Messages without soft placement. From eager code: `Could not satisfy device
+# specification '/job:localhost/replica:0/task:0/device:GPU:0'. enable_soft_placement=0.
+# [...] All available devices [...].` From a function: `Unable to find any devices for
+# spec /device:GPU:0`, or `Cannot assign a device for operation name: {{node name}} was
+# explicitly assigned to /device:GPU:0 but available devices are [...]`.
+_MISSING_DEVICE = re.compile(
+    r"(?:Could not satisfy (?:explicit )?device specification '|any devices for spec "
+    r"|was explicitly assigned to )(?P<device>[\w/:*]+)"
+)
 
 
 class ExitCode(enum.IntEnum):
@@ -99,3 +110,10 @@ def is_out_of_memory(error: Exception) -> bool:
         tensorflow is not None
         and isinstance(error, tensorflow.errors.ResourceExhaustedError)
     )
+
+
+def missing_device(error: BaseException) -> str | None:
+    """Returns the device that an operation names and this process lacks, if any."""
+    # The coordinator of parameter servers wraps some errors.
+    found = _MISSING_DEVICE.search(str(getattr(error, "original_exception", error)))
+    return found and found["device"]

@@ -35,7 +35,7 @@ def read_small(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> st
       OSError: it cannot be read, is no file, or has more bytes than accepted.
       ValueError: it is not UTF-8.
     """
-    # Opened first and checked afterwards, so that the checked file is read.
+    # Opened without waiting and checked afterwards, so that the checked file is read.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         mode = os.fstat(descriptor).st_mode
@@ -196,9 +196,13 @@ class FolderLock:
 
     def acquire(self) -> None:
         """Takes the lock, or raises UsageError if another process holds it."""
-        # The folder may be another one since the last call.
-        self.release()
         descriptor = os.open(self._path, os.O_RDONLY)
+        # Held without a break, unless the folder is another one since the last call.
+        if self._descriptor is not None:
+            if os.path.sameopenfile(self._descriptor, descriptor):
+                os.close(descriptor)
+                return
+            self.release()
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

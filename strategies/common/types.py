@@ -228,7 +228,7 @@ class StepResults:
       input_seconds: Part of `step_seconds` spent waiting for input, float64
         [attempted].
       details: Result of `Update.observe` for the last step; empty unless requested.
-      agreed: Mean over replicas of the values that their processes proposed.
+      agreed: Mean over replicas of their processes' `SyncedFlags`.
       attempted_steps: Number of updates begun, with the updates that were begun again
         because their worker died.
       staleness: Number of other updates applied between reading the weights and

@@ -76,7 +76,7 @@ class Method(abc.ABC):
     def initial_feedback(
         self, specs: Mapping[int, tf.TensorSpec]
     ) -> list[list[tf.Tensor]]:
-        """Returns an error of zero and a state for each gradient, by its number."""
+        """Returns an error of zero and the first state of each gradient, in order."""
         return [
             [tf.zeros(s.shape, s.dtype), *self.initial_state(s, seed=index)]
             for index, s in specs.items()

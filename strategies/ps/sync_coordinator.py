@@ -165,10 +165,10 @@ class SynchronousSteps:
         outputs, late = self._queues.take(attempt)
         if OWN_FINITE_CHECKS in outputs.sums:
             outputs = with_finite_checks_of_sum(outputs)
-        sums, num_required = dict(outputs.sums), self._queues.num_required
-        num_rows, global_size, versions = map(
-            sums.pop, (NUM_ROWS, GLOBAL_SIZE, VERSION)
-        )
+        num_required = self._queues.num_required
+        sums = dict(outputs.sums)
+        num_rows, global_size = sums.pop(NUM_ROWS), sums.pop(GLOBAL_SIZE)
+        versions = sums.pop(VERSION)
         sums[STALENESS] = tf.cast(applied, tf.float64) - versions / num_required
         sums[DROPPED_GRADIENTS] = late
         if self._queues.has_backup_workers:

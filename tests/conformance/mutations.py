@@ -798,7 +798,8 @@ def first_failed(tests: str, mutation: Mutation | None) -> str | None:
         r"^(?:FAILED|ERROR) (\S*?::.+?)(?: - |$)", done.stdout, re.MULTILINE
     )
     if done.returncode != _TESTS_FAILED or failed is None:
-        raise RuntimeError(f"{tests}: {done.stdout}{done.stderr}")
+        which = "no mutation" if mutation is None else mutation.name
+        raise RuntimeError(f"{tests}, {which}: {done.stdout}{done.stderr}")
     return failed.group(1)
 
 

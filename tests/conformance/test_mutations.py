@@ -58,7 +58,7 @@ def _plant(condition: str, monkeypatch: pytest.MonkeyPatch) -> Mutation:
 @pytest.mark.parametrize(
     ("condition", "noticed"), [("code_of.VALUE == 1", "test_value"), ("True", None)]
 )
-def test_a_test_that_fails_with_the_mutation_alone_notices_it(
+def test_only_a_test_that_fails_with_the_mutation_alone_notices_it(
     condition: str, noticed: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert noticed_by(_plant(condition, monkeypatch)) == noticed

@@ -142,6 +142,11 @@ def test_a_run_that_ends_before_it_begins_has_failed(
     monkeypatch.setattr(api, "_run", lambda _: (130, ""))
     with pytest.raises(RuntimeError, match="exit code 130"):
         trainers.train(SMALL, run_dir=str(tmp_path / "run"))
+    # The result of an earlier process in this folder is none of this run.
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "result.json").write_text('{"status": "completed"}')
+    with pytest.raises(RuntimeError, match="exit code 130"):
+        trainers.train(SMALL, run_dir=str(tmp_path / "run"), resume="auto")
 
 
 @pytest.mark.exhaustive

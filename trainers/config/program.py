@@ -65,7 +65,10 @@ def value_in_words(name: str, config: Config) -> str:
 
 
 def batch_in_words(config: Config, is_stream: bool) -> str:
-    """Returns the global batch by the flag or argument that decided its size."""
+    """Returns the global batch by the flag or argument that decided its size.
+
+    The batches of a stream are the program's, in its data.
+    """
     size = config.length.global_batch_size
     if not is_left_to_program("global_batch_size", config):
         return f"--global_batch_size={size}"

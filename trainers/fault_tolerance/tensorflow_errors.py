@@ -10,21 +10,12 @@ import errno
 import os
 import re
 
-from strategies.common.errors import UsageError, is_out_of_memory
+from strategies.common.errors import UsageError, is_out_of_memory, missing_device
 from strategies.common.text import one_line
 from strategies.common.write_errors import disk_error, remedy_of
 from trainers.config.config import Config
 from trainers.model.xla_errors import compile_error
 
-# Messages without soft placement. From eager code: `Could not satisfy device
-# specification '/job:localhost/replica:0/task:0/device:GPU:0'. enable_soft_placement=0.
-# [...] All available devices [...].` From a function: `Unable to find any devices for
-# spec /device:GPU:0`, or `Cannot assign a device for operation name: {{node name}} was
-# explicitly assigned to /device:GPU:0 but available devices are [...]`.
-_MISSING_DEVICE = re.compile(
-    r"(?:Could not satisfy (?:explicit )?device specification '|any devices for spec "
-    r"|was explicitly assigned to )(?P<device>[\w/:*]+)"
-)
 # On a CPU; on a GPU the loss is not a number.
 _LABEL = re.compile(
     r"Received a label value of (-?\d+) which is outside the valid range of "
@@ -84,10 +75,10 @@ def _refusal(error: Exception, config: Config) -> UsageError | None:
     is_compiled = config.model.jit_compile != "off"
     if is_compiled and (refused_by_xla := compile_error(message)) is not None:
         return refused_by_xla
-    missing = _MISSING_DEVICE.search(message)
+    missing = missing_device(error)
     if config.strategy.soft_placement is False and missing:
         return UsageError(
-            f"an operation is to run on {missing['device']}, which it cannot: this "
+            f"an operation is to run on {missing}, which it cannot: this "
             f"process has {_existing_devices()}; change the model, or leave "
             "--nosoft_placement out."
         )

@@ -121,7 +121,7 @@ class Epochs:
                 read = [parts.evaluation.batches] * len(validated)
         # A run may have been killed after its last checkpoint, and before its end.
         last_step = parts.applied_steps()
-        has_no_steps = is_over or last_step == parts.train_steps
+        has_no_steps = is_over or self.is_stopped or last_step == parts.train_steps
         if has_no_steps and isinstance(train, ProgramStream):
             read.append(train.batches(parts.order, self.first_step, last_step))
         for batches in read:

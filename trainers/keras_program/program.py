@@ -101,8 +101,8 @@ class Program:
                 self._folder.add_to_result(status="completed")
         except UsageError:
             count = self._calls.count
-            is_repeated = self._folder.has_later_checkpoint(count)
-            if self._cluster.is_chief and count and not is_repeated:
+            is_last = count and not self._folder.has_later_checkpoint(count)
+            if self._cluster.is_chief and is_last:
                 # Of an earlier `fit`, which is not all that the program trains.
                 # The program's own error comes after a whole training.
                 after_fit = self._error is None

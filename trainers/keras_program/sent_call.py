@@ -69,8 +69,8 @@ class SentCall:
                 "give arrays or a keras.utils.PyDataset, or write the program to a "
                 "file, and give it as --script."
             ) from error
-        # Runs are named after their program.
-        program = self.folder / "program" / re.sub(r"[^\w-]", "_", model.name)[:100]
+        # Runs are named after their program. A letter may have four bytes of the 255.
+        program = self.folder / "program" / re.sub(r"[^\w-]", "_", model.name)[:60]
         program.parent.mkdir()
         program.write_text(_PROGRAM, encoding="utf-8")
         return program

@@ -250,7 +250,7 @@ def check_compilable(parts: TrainingParts, step: TrainStep | PipelineStep) -> No
     if not isinstance(step, TrainStep):
         return
     rows = parts.order.global_batch_size // parts.strategy.num_replicas
-    # Held-out examples, because a generator yields each training batch only once.
+    # No batch of the training, because a generator yields each of those only once.
     batch = few_examples(parts.data.sample_source, max(rows, 1))
     try:
         step.compile_for(batch)

@@ -223,6 +223,7 @@ def weighted(values: Mapping[str, tf.Tensor], batch: Batch) -> dict[str, tf.Tens
 
     Integers and bools are the first replica's.
     """
+    # Weights of all replicas sum to 1, unless each replica keeps its own state.
     if isinstance(batch.state_size, tuple):
         weight = batch.num_rows / batch.global_size
     else:

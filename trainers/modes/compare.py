@@ -230,7 +230,7 @@ def _report(
 def _event_dir(compared: _Compared, new_runs: object) -> object | None:
     """Returns the folder or URL above all event files; None if there is none.
 
-    That of runs made here is `new_runs`.
+    Runs of this comparison are in `new_runs`; runs of --runs may be in any folders.
     """
     if compared.commands:
         return new_runs

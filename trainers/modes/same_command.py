@@ -33,8 +33,8 @@ def require_same_command(
         Keras. Every task raises it.
     """
     settings = config.to_dict()
-    # Only the chief's folder counts. With --script it may differ, because it is made
-    # absolute on each machine.
+    # Only the chief's folder counts. With --script it may differ, because it is below
+    # the working directory of each machine.
     del settings["run_dir"]
     own = {"versions": versions(), "source": source_digest(), "settings": settings}
     problems = []

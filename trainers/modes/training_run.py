@@ -39,6 +39,7 @@ from trainers.modes.keras_step import record_keras_step
 from trainers.reporting.metrics import RunMetrics
 from trainers.reporting.null_reporter import NullReporter
 from trainers.run_dir.run_dir import RunDir
+from trainers.run_dir.train_state import is_stopped
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,9 +69,10 @@ class TrainingRun:
         strategy, reporter = self.parts.strategy, self.reporter
         self.watchdog.note("startup")
         self.watchdog.count(self.parts.step, read_counter())
-        is_complete = self._restore()
+        is_complete, was_stopped = self._restore()
         if self.epochs is not None:
             self.epochs.restore(reporter.restored_state())
+            self.epochs.is_stopped = was_stopped
             self.epochs.read_again(is_complete, self.watchdog.progress)
         if is_complete:
             self._repeat_end_of_fit()
@@ -119,19 +121,20 @@ class TrainingRun:
         strategy.wait_until_all_are_done()
         return exit_code
 
-    def _restore(self) -> bool:
+    def _restore(self) -> tuple[bool, bool]:
         """Restores the newest checkpoint on every task.
 
         Returns:
-          Whether the run is complete.
+          Whether the run is complete, and whether a callback has stopped its training.
         """
-        is_complete = tf.Variable(int(self.reporter.restore_newest()), dtype=tf.int64)
+        is_complete = self.reporter.restore_newest()
+        was_stopped = is_stopped(self.reporter.restored_state())
+        ends = tf.Variable([int(is_complete), int(was_stopped)], dtype=tf.int64)
         # Makes the replicas of all processes equal to the restored state.
-        self.parts.strategy.broadcast_from_chief(
-            [*self.parts.state_variables(), is_complete]
-        )
+        self.parts.strategy.broadcast_from_chief([*self.parts.state_variables(), ends])
         self.parts.learning_rate_scale.hold()
-        return bool(is_complete.numpy())
+        is_complete, was_stopped = map(bool, ends.numpy())
+        return is_complete, was_stopped
 
     def _repeat_end_of_fit(self) -> None:
         """Repeats the end of a `fit` that an earlier process has completed.

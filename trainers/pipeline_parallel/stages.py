@@ -65,7 +65,8 @@ def make_stages(
     stages: list[Stage] = []
     owned: set[int] = set()
     made = {id(tensor) for call in graph.calls for tensor in call.outputs}
-    for index, device in zip(range(len(cuts) + 1), devices, strict=False):
+    num_stages = len(cuts) + 1
+    for index, device in zip(range(num_stages), devices[:num_stages], strict=True):
         begin, end = bounds[index], bounds[index + 1]
         inputs, outputs = _border(graph, begin, end)
         model = keras.Model(inputs, outputs, name=f"stage_{index}")

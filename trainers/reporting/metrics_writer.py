@@ -138,7 +138,7 @@ class MetricsWriter:
             self._append_row(
                 {
                     "step": event.step,
-                    # A program's metric of this name comes first.
+                    # A program's metric of this name takes the place of the counts.
                     **counts,
                     **{f"eval_{name}": value for name, value in _finite(means)},
                     "seconds": self._metrics.clock.seconds(),

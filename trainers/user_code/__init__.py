@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from models.factories import FactoryError
-from strategies.common.errors import UsageError, is_out_of_memory
+from strategies.common.errors import UsageError, is_out_of_memory, missing_device
 from strategies.common.text import one_line, printable
 
 # Enough for the cause, which Keras puts after the names of all layers around it.
@@ -118,7 +118,8 @@ def errors_of_steps() -> Iterator[None]:
     """Turns an error that the user's code raises in a step into a one-line error.
 
     Steps run the code of layers, regularizers, optimizers and the like, where no call
-    is known to be the user's before it fails. A lack of memory is no fault of a line.
+    is known to be the user's before it fails. A lack of memory is no fault of a line,
+    and `trainers.cli.app` describes devices that are missing without soft placement.
 
     Raises:
       UsageError: The file and line of the user's last call, the kind of error and its
@@ -127,7 +128,8 @@ def errors_of_steps() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, UsageError) or is_out_of_memory(error):
+        is_other = is_out_of_memory(error) or missing_device(error) is not None
+        if isinstance(error, UsageError) or is_other:
             raise
         place = _last_place(error)
         if place is None:

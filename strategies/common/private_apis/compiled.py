@@ -67,8 +67,8 @@ class OutputLoss(NamedTuple):
     def computed_by(self, loss: keras.losses.Loss) -> Callable[..., Any]:
         """Returns the loss of this output, a function of all labels and predictions.
 
-        The function also takes sample weights, as `fit` does. Keras pairs labels with
-        outputs and converts types, as in `fit`.
+        A third argument has sample weights. Keras pairs labels with outputs and
+        converts types, as in `fit`.
 
         Args:
           loss: Takes the place of this output's loss.

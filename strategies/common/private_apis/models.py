@@ -30,7 +30,7 @@ def is_of_keras(part: Any) -> bool:
 
 @contextlib.contextmanager
 def trained_as_traced(model: keras.Model) -> Iterator[None]:
-    """Makes the layers trainable, in the block, that the first `fit` has trained.
+    """Gives layers, in the block, the `trainable` that the first `fit` traced.
 
     Keras traces its step at the first `fit` since `compile`, and what a program freezes
     or thaws later has no effect before it compiles again (keras/src/backend/tensorflow/

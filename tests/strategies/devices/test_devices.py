@@ -177,6 +177,21 @@ def test_stages_of_a_model_are_on_the_devices_that_are_chosen() -> None:
         take_devices(DeviceChoice(), 999, 2, "--pipeline_stages")
 
 
+@pytest.mark.parametrize("stages", [("2",), ("predictions",)])
+def test_soft_placement_leaves_no_stage_out(
+    monkeypatch: pytest.MonkeyPatch, stages: tuple[str, ...]
+) -> None:
+    Gpus(monkeypatch, 1)
+    config = small_config(
+        strategy="model_parallel",
+        devices=("gpu:0", "gpu:1"),
+        pipeline_stages=stages,
+        soft_placement=True,
+    ).strategy
+    with pytest.raises(UsageError, match="--pipeline_stages=2 needs as many devices"):
+        registry.load("model_parallel").create(config, cluster=None)  # type: ignore[arg-type]
+
+
 def test_of_missing_gpus_the_others_are_used_if_that_was_allowed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

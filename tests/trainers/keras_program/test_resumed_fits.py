@@ -328,6 +328,38 @@ def test_a_fit_of_keras_that_a_callback_has_stopped_is_over(
     assert words in longer.stderr
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [_ONE, further(("--strategy=multi_worker_mirrored", "--num_workers=2"))],
+)
+def test_a_generator_is_read_up_to_where_a_callback_has_stopped_a_fit(
+    tmp_path: pathlib.Path, flags: tuple[str, ...]
+) -> None:
+    text = """
+    class Stops(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = epoch == 1
+
+    def batches():
+        for i in range(100):
+            yield x[:16] * i / 100, y[:16]
+
+    model.compile("sgd", "mse")
+    generator = batches()
+    for epochs in (4, 1):
+        history = model.fit(
+            generator, epochs=epochs, steps_per_epoch=3, callbacks=[Stops()]
+        )
+        print("said", history.history, model.get_weights())
+    """
+    said = _said(_run(tmp_path, text, *flags))
+    assert len(said) == 2
+    # The first one was killed after its last checkpoint.
+    (tmp_path / "run" / "result.json").unlink()
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "phase-2")
+    assert _said(_run(tmp_path, text, *flags, "--resume=auto")) == said
+
+
 def test_callbacks_of_batches_go_on_counting(tmp_path: pathlib.Path) -> None:
     """Keras callbacks count in attributes that they set in epochs that have begun."""
     text = """

@@ -111,8 +111,8 @@ class LentModel:
                 self._take_optimizers(objective)
             else:
                 build_with(self.model, compiled.few)
+                # A model of a fixed number of rows cannot compute halves of a batch.
                 if rows is None:
-                    # Halves of a batch of one size could not be computed.
                     trained = few_examples(data.train, EXAMPLES_OF_A_STEP)
                     self.remark = forward_remark(self.model, trained)
         chosen = self._optimizer

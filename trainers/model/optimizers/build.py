@@ -77,9 +77,10 @@ def adopt_optimizer(
 def adopt_again(
     optimizer: keras.optimizers.Optimizer, scaled: Callable[[Any], Any]
 ) -> None:
-    """Prepares an optimizer of `adopt_optimizer` for a further training, in the scope.
+    """Prepares an optimizer of `adopt_optimizer` for a further training.
 
-    Its Keras variables and the model's hold the strategy's variables again.
+    Its Keras variables and the model's hold the strategy's variables again. Call it in
+    the strategy's scope.
     """
     for part, _ in parts_of(optimizer, []):
         find_weights_again(part)
