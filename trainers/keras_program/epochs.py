@@ -18,7 +18,7 @@ from trainers.loop.evaluation import BatchObserver
 from trainers.loop.parts import TrainingParts
 from trainers.model.optimizers.loss_scale import REPORTED_SCALE
 from trainers.reporting.metrics import MetricsWindow
-from trainers.run_dir.train_state import BEGUN, STOPPED
+from trainers.run_dir.train_state import BEGUN, STOPPED, is_stopped
 from trainers.user_code.losses import CompiledObjective
 from trainers.user_code.own_step.objective import reported_names
 
@@ -90,13 +90,18 @@ class Epochs:
         """Step of the first batch of the first epoch."""
         return self._parts.order.first_step
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continues with the state of a checkpoint, which is empty for a new run."""
+    def restore(self, state: Mapping[str, Any], was_stopped: bool) -> None:
+        """Continues with the state of a checkpoint.
+
+        Args:
+          state: State of the checkpoint; empty for a new run, and on tasks that restore
+            none.
+          was_stopped: True if a callback had stopped the training.
+        """
         self.window.restore(state.get("epoch_sums", {}))
-        history = state.get("history", {})
-        self.is_stopped = bool(history.get(STOPPED, False))
+        self.is_stopped = was_stopped
         self.callbacks.restore(state)
-        self._is_begun = bool(history.get(BEGUN, False))
+        self._is_begun = bool(state.get("history", {}).get(BEGUN, False))
 
     def read_again(self, is_over: bool, note_batch: Callable[[], None]) -> None:
         """Reads batches that earlier processes have used and this training skips.
@@ -140,7 +145,7 @@ class Epochs:
 
     def go_back(self, state: Mapping[str, Any]) -> None:
         """Continues with the state of an earlier checkpoint, after a divergence."""
-        self.restore(state)
+        self.restore(state, is_stopped(state))
         self._parts.model.stop_training = self.is_stopped
         self.callbacks.go_back()
 

@@ -100,9 +100,9 @@ class Program:
                 # That of the last `fit` is failed, if the program has caught its error.
                 self._folder.add_to_result(status="completed")
         except UsageError:
-            count = self._calls.count
-            is_last = count and not self._folder.has_later_checkpoint(count)
-            if self._cluster.is_chief and is_last:
+            is_chief, count = self._cluster.is_chief, self._calls.count
+            # Other tasks may be unable to read the chief's folder.
+            if is_chief and count and not self._folder.has_later_checkpoint(count):
                 # Of an earlier `fit`, which is not all that the program trains.
                 # The program's own error comes after a whole training.
                 after_fit = self._error is None

@@ -71,8 +71,7 @@ class TrainingRun:
         self.watchdog.count(self.parts.step, read_counter())
         is_complete, was_stopped = self._restore()
         if self.epochs is not None:
-            self.epochs.restore(reporter.restored_state())
-            self.epochs.is_stopped = was_stopped
+            self.epochs.restore(reporter.restored_state(), was_stopped)
             self.epochs.read_again(is_complete, self.watchdog.progress)
         if is_complete:
             self._repeat_end_of_fit()
