@@ -11,8 +11,6 @@ bytes of a gradient. An interrupted benchmark continues at the same commit. --re
 writes results/growth.json and the table of docs/prediction.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import itertools

@@ -3,8 +3,6 @@
 python -m benchmarks.record     # writes the page again, as --record does
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import pathlib

@@ -8,8 +8,6 @@ Each subject is several pairs of runs, one after the other, after one pair that 
 discarded. --record writes into results/. Exit code 1 if a ratio is below its goal.
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """The page and the picture of the comparison of all strategies."""
 
-from __future__ import annotations
-
 import collections
 import pathlib
 import shlex

@@ -6,8 +6,6 @@
 An interrupted table continues at the same commit: finished runs are not repeated.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

@@ -6,8 +6,6 @@
 Weights are regularized, and the second loss is a custom function.
 """
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import tensorflow as tf

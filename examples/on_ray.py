@@ -16,8 +16,6 @@ https://github.com/ray-project/ray/pull/64276). Here the processes are this proj
 and train with Keras 3. They need Ray's core only: the extra `ray` of pyproject.toml.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

@@ -7,8 +7,6 @@ Sentences are made from a few words, with "not" and "but" in them, so that no si
 word decides their class. Nothing is downloaded.
 """
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 

@@ -1,7 +1,5 @@
 """The interface of a model: settings, data and construction."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import keras

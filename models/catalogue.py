@@ -4,8 +4,6 @@
 before anything that takes seconds to load.
 """
 
-from __future__ import annotations
-
 import ast
 import difflib
 import functools

@@ -6,8 +6,6 @@ tutorial's mean loss over the batch, learning rate and averages of the weights a
 part of the model and belong to the run.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

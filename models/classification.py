@@ -1,7 +1,5 @@
 """Classifiers: cross entropy, accuracy, and the classes of predictions."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 

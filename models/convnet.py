@@ -1,7 +1,5 @@
 """A small convolutional network for images."""
 
-from __future__ import annotations
-
 import keras
 
 from models.base import Examples, Settings

@@ -1,7 +1,5 @@
 """An embedding table with rows in several variables."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

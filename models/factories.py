@@ -3,8 +3,6 @@
 Such a name is code that will run. It is accepted from the command line only.
 """
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import importlib

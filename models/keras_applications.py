@@ -1,7 +1,5 @@
 """Classifiers of keras.applications with new weights: `--model=keras:NAME`."""
 
-from __future__ import annotations
-
 import functools
 
 import keras

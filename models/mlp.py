@@ -1,7 +1,5 @@
 """A multilayer perceptron for features of any shape."""
 
-from __future__ import annotations
-
 import keras
 
 from models.base import Examples, Settings

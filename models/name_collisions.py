@@ -3,8 +3,6 @@
 This module imports neither TensorFlow nor Keras.
 """
 
-from __future__ import annotations
-
 import ast
 import pathlib
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 The model needs much memory and little computation.
 """
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 

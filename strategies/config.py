@@ -1,7 +1,5 @@
 """Settings of distribution strategies, without TensorFlow."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar
 

@@ -6,8 +6,6 @@ TensorFlow, which takes seconds, only to print `--help` or to refuse a misspelle
 They must therefore be literals; a test compares the values read here with an import.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Fixtures and settings of all tests, such as four logical CPU devices."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

@@ -1,7 +1,5 @@
 """Functions that read TensorBoard event files the way TensorBoard does."""
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 from collections import defaultdict

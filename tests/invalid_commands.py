@@ -1,7 +1,5 @@
 """Wrong command lines, by how much the program has to load to refuse them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """The programs of tests/keras_programs, and the libraries that some of them need."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import pathlib

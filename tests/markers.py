@@ -1,7 +1,5 @@
 """Marks of tests that `make test` leaves to `make test-exhaustive`."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from typing import Any
 

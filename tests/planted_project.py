@@ -6,8 +6,6 @@ Forked from the template of the tests, the process keeps TensorFlow and Keras, w
 imports take 2 s, and imports the project of the folder in place of the tested one.
 """
 
-from __future__ import annotations
-
 import runpy
 import sys
 

@@ -1,7 +1,5 @@
 """Functions that start the program as a user does and read what it writes."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

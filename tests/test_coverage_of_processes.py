@@ -1,7 +1,5 @@
 """Checks that `make coverage` counts the lines of every process, however it ends."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import subprocess

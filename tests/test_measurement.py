@@ -1,7 +1,5 @@
 """Tests of the commands that experiments and the Python API start."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import signal

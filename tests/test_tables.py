@@ -1,7 +1,5 @@
 """Checks that tables have 80 columns in a file, a pipe and a terminal."""
 
-from __future__ import annotations
-
 import pytest
 from tensorboard.plugin_util import markdown_to_safe_html
 

@@ -3,8 +3,6 @@
 When one of these fails after an upgrade, the code that names it can change.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """The entry point: python -m trainers.main --strategy=mirrored."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

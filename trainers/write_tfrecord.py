@@ -13,8 +13,6 @@ ten units does: the command that this one prints got 95 to 100 percent of the
 held-out examples right, with --seed=0 to 5.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import shlex

@@ -1,7 +1,5 @@
 """`keras.Model.fit`, alone or under MirroredStrategy."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

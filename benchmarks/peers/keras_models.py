@@ -1,7 +1,5 @@
 """The models of `work` in Keras, and their data in tf.data."""
 
-from __future__ import annotations
-
 import keras
 import tensorflow as tf
 

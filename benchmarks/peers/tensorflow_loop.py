@@ -4,8 +4,6 @@ As an expert writes it, and as Orbit of the TensorFlow Model Garden does. Alone,
 several logical CPU devices, or, with TF_CONFIG, as one of several workers.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

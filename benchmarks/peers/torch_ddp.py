@@ -3,8 +3,6 @@
 Needs the extra `bench`. RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are torchrun's.
 """
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

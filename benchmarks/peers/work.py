@@ -1,7 +1,5 @@
 """The models and data shapes that peers train on, equal to the project's."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

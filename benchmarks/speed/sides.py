@@ -1,7 +1,5 @@
 """The two sides of a comparison: the project's command, and scripts of peers."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """A comparison of two sides, and its measurement in pairs of runs."""
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 import statistics

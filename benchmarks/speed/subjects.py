@@ -1,7 +1,5 @@
 """All comparisons of the project with its alternatives, and their goals."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from benchmarks.speed.sides import Measured, Peer, Project

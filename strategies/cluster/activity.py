@@ -4,8 +4,6 @@ A task whose main thread is in TensorFlow, called by a step or a collective, wai
 other tasks, unless there is a sign of work. This module does not import TensorFlow.
 """
 
-from __future__ import annotations
-
 import contextlib
 import enum
 import os

@@ -4,8 +4,6 @@ gRPC opens them, and TensorFlow 2.21 sets no time limit for them: neither for a 
 nor for a connection whose other side is silent.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -6,8 +6,6 @@ the coordinator waits for ever (TensorFlow 2.21). This module reports a dead wor
 one line, and raises an error if too few workers are left.
 """
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading

@@ -6,8 +6,6 @@ direction shows as well. A task reads at most 64 KiB from another process, withi
 seconds. This module does not import TensorFlow.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

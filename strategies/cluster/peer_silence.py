@@ -10,8 +10,6 @@ tensorflow/core/distributed_runtime/cancellable_call.h). An operation whose conn
 is lost waits for its messages first (tensorflow/core/common_runtime/ring_reducer.cc).
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

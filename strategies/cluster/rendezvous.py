@@ -6,8 +6,6 @@ SIGTERM (TensorFlow 2.21). This module names the missing tasks. It does not impo
 TensorFlow.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

@@ -1,7 +1,5 @@
 """TensorFlow's representations of a cluster."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from strategies.cluster.spec import EVALUATOR, Cluster

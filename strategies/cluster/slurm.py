@@ -4,8 +4,6 @@ The cluster equals that of `tf.distribute.cluster_resolver.SlurmClusterResolver`
 `identify` needs TensorFlow, so that a process outside Slurm never loads it here.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Tasks of a cluster, and the task of this process."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -7,8 +7,6 @@ reaches it. From the set-up on it also takes SIGTERM for itself
 that the signal is lost.
 """
 
-from __future__ import annotations
-
 import os
 import pathlib
 import re

@@ -7,8 +7,6 @@ of its threads and signal handlers runs again. Such a process therefore starts
 to nothing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

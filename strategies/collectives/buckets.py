@@ -1,7 +1,5 @@
 """Tensors that are sent together, in equal parts for each worker."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """The chief's values on all workers."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 

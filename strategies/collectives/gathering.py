@@ -1,7 +1,5 @@
 """Values of all replicas on every replica."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

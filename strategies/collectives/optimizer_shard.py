@@ -1,7 +1,5 @@
 """One worker's part of an optimizer: slices of the weights, and of the state."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 import keras

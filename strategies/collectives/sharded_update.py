@@ -8,8 +8,6 @@ Models, 2020, https://arxiv.org/abs/1910.02054, section 5.1). As many bytes are
 sent as in an all-reduce, which consists of the same two halves.
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Console output, progress and the log file of a run."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import faulthandler

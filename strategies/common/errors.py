@@ -1,7 +1,5 @@
 """Errors of the program and the exit codes of the entry point."""
 
-from __future__ import annotations
-
 import enum
 import re
 import sys

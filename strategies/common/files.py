@@ -4,8 +4,6 @@ A run folder may come from somebody else. A link in it could make a resumed run 
 delete files anywhere on this machine, and a pipe could make the run wait for ever.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

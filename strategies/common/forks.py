@@ -1,7 +1,5 @@
 """Methods that are called where this process forks."""
 
-from __future__ import annotations
-
 import os
 import weakref
 from collections.abc import Callable

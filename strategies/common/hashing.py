@@ -6,8 +6,6 @@ SplitMix64: Steele, Lea and Flood, Fast splittable pseudorandom number generator
 2014, figure 17, with the constants of Vigna's version.
 """
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15

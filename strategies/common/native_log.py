@@ -1,7 +1,5 @@
 """TensorFlow's start-up log, and safe standard streams."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import io

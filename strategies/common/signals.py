@@ -6,8 +6,6 @@ second request to stop would end without its checkpoint. So the launcher forward
 requests by separate signals, and tasks ignore repetitions of them.
 """
 
-from __future__ import annotations
-
 import signal
 
 STOPS = (signal.SIGINT, signal.SIGTERM)

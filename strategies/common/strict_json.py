@@ -1,7 +1,5 @@
 """Parser of JSON that refuses repeated keys."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Text for error messages and tables."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

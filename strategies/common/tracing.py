@@ -1,7 +1,5 @@
 """Variables that a function needs, made while it is traced."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Write errors that a run survives, such as a full disk."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable

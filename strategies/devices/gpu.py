@@ -8,8 +8,6 @@ which TensorFlow itself loads. The library numbers GPUs in the same order and fo
 CUDA_VISIBLE_DEVICES. This module does not import TensorFlow.
 """
 
-from __future__ import annotations
-
 import ctypes
 import pathlib
 from collections.abc import Mapping, Sequence

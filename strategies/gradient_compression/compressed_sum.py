@@ -4,8 +4,6 @@ Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression 
 2019: what a step has not sent is added to the next step's gradient.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import tensorflow as tf

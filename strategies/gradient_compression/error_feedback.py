@@ -1,7 +1,5 @@
 """Errors of compressed gradients, in variables that a checkpoint keeps."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import tensorflow as tf

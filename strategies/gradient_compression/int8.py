@@ -1,7 +1,5 @@
 """Gradients as 8-bit integers, with a scale for each block of a tensor."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The interface of methods that compress gradients."""
 
-from __future__ import annotations
-
 import abc
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The method of each value of --gradient_compression."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from strategies.common.errors import UsageError

@@ -4,8 +4,6 @@ Vogels, Karimireddy and Jaggi, PowerSGD: Practical Low-Rank Gradient Compression
 Distributed Optimization, 2019.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

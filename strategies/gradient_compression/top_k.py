@@ -4,8 +4,6 @@ Lin et al., Deep Gradient Compression, 2018; Stich et al., Sparsified SGD with M
 2018.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

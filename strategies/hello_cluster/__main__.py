@@ -13,8 +13,6 @@ keeps in `tf.compat.v1`, find a variable of another program by its name. With
 run the functions that the chief sends them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pathlib

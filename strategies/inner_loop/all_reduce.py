@@ -1,7 +1,5 @@
 """All-reduce of replica outputs, in few collectives."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Groups of tensors that are sent together."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 import tensorflow as tf

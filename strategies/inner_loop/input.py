@@ -1,7 +1,5 @@
 """Input of the training loop: one batch for each step."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol

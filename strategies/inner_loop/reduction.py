@@ -1,7 +1,5 @@
 """Arithmetic on replica outputs, dense or sparse."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

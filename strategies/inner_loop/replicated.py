@@ -1,7 +1,5 @@
 """Inner loop of `tf.distribute` replicas."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Results of steps, packed into one vector for each step."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence

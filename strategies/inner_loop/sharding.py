@@ -1,7 +1,5 @@
 """Division of a global batch into shards of rows."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from strategies.common.types import Batch

@@ -1,7 +1,5 @@
 """Sum of sparse gradients over replicas, by gathering their rows."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from typing import Any
 

@@ -7,8 +7,6 @@ afterwards. Another update that is counted at that moment is included, so that a
 staleness may be one too high, and never too low.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 

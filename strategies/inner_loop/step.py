@@ -1,7 +1,5 @@
 """One training step: gradients, their all-reduce, a check, the update, the metrics."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple

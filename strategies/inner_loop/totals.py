@@ -4,8 +4,6 @@ The mean of a loss with a mask divides by the number of values that count in the
 global batch. A replica knows only the number in its shard.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -5,8 +5,6 @@ gradient of the new discriminator. All replicas compute such a step once for eac
 update, and sum its gradients before the next one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Launch plan: tasks, their addresses and their parts of the hardware."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

@@ -6,8 +6,6 @@ fails. The launcher restarts a dead task: alone if the other tasks can continue 
 it for a while, else together with all of them. This module does not import TensorFlow.
 """
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import time

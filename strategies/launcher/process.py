@@ -3,8 +3,6 @@
 This module does not import TensorFlow.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import os

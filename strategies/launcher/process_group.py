@@ -4,8 +4,6 @@ The launcher decides how to react when a task fails. This module does not import
 TensorFlow.
 """
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import subprocess

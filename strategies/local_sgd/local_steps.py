@@ -1,7 +1,5 @@
 """Local steps of replicas on separate copies of the weights."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs

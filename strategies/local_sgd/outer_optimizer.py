@@ -11,8 +11,6 @@ FedOpt in federated learning (Reddi et al., 2021). With sgd, learning rate 1 and
 momentum the result is the mean of the copies, which is local SGD.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Variables with copies that differ between replicas."""
 
-from __future__ import annotations
-
 import abc
 from collections.abc import Sequence
 

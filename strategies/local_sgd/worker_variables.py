@@ -1,7 +1,5 @@
 """Variables with copies that differ between the replicas of several processes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import tensorflow as tf

@@ -16,8 +16,6 @@ user namespace (man 7 user_namespaces, man 2 unshare, man 2 setns). Users and gr
 have the same numbers inside as outside, so that files keep their owners.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

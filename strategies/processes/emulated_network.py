@@ -8,8 +8,6 @@ Ethernet. All of it ends with the last process that has the namespaces open. Thi
 does not import TensorFlow.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import os

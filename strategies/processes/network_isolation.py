@@ -7,8 +7,6 @@ as long as a process is in it or has it open, so that nothing remains when the l
 is killed. This module does not import TensorFlow.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

@@ -1,7 +1,5 @@
 """Ties between a process and its parent (man 2 prctl)."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -6,8 +6,6 @@ size; `ROOM` reserves a part of them (Linux, fs/proc/base.c, `get_mm_cmdline` an
 `environ_read`).
 """
 
-from __future__ import annotations
-
 import ctypes
 import pathlib
 from collections.abc import Mapping, Sequence

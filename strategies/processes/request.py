@@ -1,7 +1,5 @@
 """Message that asks a template for a process."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import socket

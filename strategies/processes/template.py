@@ -1,7 +1,5 @@
 """A template, seen from the process that wants others forked from it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -1,7 +1,5 @@
 """Environment variables of a template and of the processes forked from it."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import json

@@ -10,8 +10,6 @@ A template has one thread of Python's and has not used TensorFlow, which cannot 
 forked once it has started its threads.
 """
 
-from __future__ import annotations
-
 import errno
 import gc
 import importlib

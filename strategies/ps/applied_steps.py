@@ -6,8 +6,6 @@ cluster_coordinator.py, `ClusterCoordinator`). The closure then finds here which
 steps were applied and their reported values, and continues after these steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 `strategies.ps.async_worker` has the step of a worker.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Sequence

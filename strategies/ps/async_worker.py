@@ -1,7 +1,5 @@
 """Step of a worker of asynchronous parameter servers."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple, TypeVar
 
 import tensorflow as tf

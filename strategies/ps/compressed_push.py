@@ -6,8 +6,6 @@ receive as many bytes as a whole gradient has. When the loop ends, before a chec
 or an evaluation, it goes to the server that has the weight.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

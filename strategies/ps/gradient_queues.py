@@ -9,8 +9,6 @@ could mix the gradients of different workers. Here the first server decides whic
 workers count, and the other servers take the elements of the same workers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

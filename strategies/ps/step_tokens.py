@@ -1,7 +1,5 @@
 """Numbers of attempts at an update, and tokens that wake workers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Loop of a worker of synchronous parameter servers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import tensorflow as tf

@@ -7,8 +7,6 @@ one vector of bytes. Large tensors travel unpacked, because copying them twice c
 more than a message.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

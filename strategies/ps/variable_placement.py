@@ -1,7 +1,5 @@
 """Placement of variables on parameter servers, balanced by size."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Input of the workers of parameter servers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

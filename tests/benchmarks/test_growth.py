@@ -1,7 +1,5 @@
 """Tests of the benchmark of predictions: errors, its table, and its continuation."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib

@@ -1,7 +1,5 @@
 """Tests of measurements of the project beside its peers, and of their records."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib

@@ -1,7 +1,5 @@
 """Tests of the comparison of all strategies: its arms, its record and its page."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 

@@ -3,8 +3,6 @@
 All replicas are in one process, and nothing is packed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

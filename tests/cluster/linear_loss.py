@@ -3,8 +3,6 @@
 So a test knows the gradient of every replica and step without a training.
 """
 
-from __future__ import annotations
-
 import math
 
 import keras

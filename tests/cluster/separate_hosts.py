@@ -4,8 +4,6 @@ A bridge in a namespace is the switch, and a pair of virtual interfaces is the c
 from each host to it (man 4 veth). Processes hold the namespaces, which end with them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Functions that start the tasks of a cluster one by one, as a scheduler does."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import pathlib

@@ -1,7 +1,5 @@
 """Tests of workers that train copies of the weights and average them."""
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 import signal

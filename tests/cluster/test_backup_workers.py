@@ -1,7 +1,5 @@
 """Tests of synchronous training with one slow worker."""
 
-from __future__ import annotations
-
 import itertools
 import pathlib
 import signal

@@ -1,7 +1,5 @@
 """Tests of strategies of several processes, as processes of the entry point."""
 
-from __future__ import annotations
-
 import pathlib
 import signal
 import subprocess

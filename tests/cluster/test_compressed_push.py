@@ -1,7 +1,5 @@
 """Tests of workers that send approximate gradients to parameter servers."""
 
-from __future__ import annotations
-
 import copy
 import pathlib
 import signal

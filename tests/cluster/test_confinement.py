@@ -3,8 +3,6 @@
 The tasks are small programs, because the network is made before they start.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -3,8 +3,6 @@
 The rate is the rate of the interface and includes the headers of Ethernet, IP and TCP.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

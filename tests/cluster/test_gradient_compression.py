@@ -1,7 +1,5 @@
 """Tests of workers that send approximate gradients now and the rest later."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import pathlib

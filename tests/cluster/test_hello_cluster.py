@@ -1,7 +1,5 @@
 """Tests of the hello cluster: two workers and the variables of a parameter server."""
 
-from __future__ import annotations
-
 import functools
 import json
 import pathlib

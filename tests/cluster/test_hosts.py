@@ -1,7 +1,5 @@
 """Checks that hosts other than this machine need a flag that allows them."""
 
-from __future__ import annotations
-
 import pathlib
 import socket
 import sys

@@ -1,7 +1,5 @@
 """Tests of moving statistics under every way of updating, as real processes."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests of how soon the other workers know that a worker died before a sum."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """Tests of workers that average changes of weights with an outer optimizer."""
 
-from __future__ import annotations
-
 import pathlib
 
 import pytest

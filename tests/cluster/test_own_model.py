@@ -1,7 +1,5 @@
 """Tests of a user's model under strategies of several processes."""
 
-from __future__ import annotations
-
 import pathlib
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Checks that a silent task counts as missing until it answers."""
 
-from __future__ import annotations
-
 import errno
 import subprocess
 import sys

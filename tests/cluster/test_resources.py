@@ -1,7 +1,5 @@
 """Checks that tasks of one command divide GPUs, and have the threads of their flags."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """Tests of how a launcher restarts lost tasks, with small programs as tasks."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """Checks that tasks which were started one by one notice that one is another."""
 
-from __future__ import annotations
-
 import pathlib
 import types
 from collections.abc import Sequence

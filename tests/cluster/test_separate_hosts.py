@@ -4,8 +4,6 @@ The test pulls the cable on the switch's side: the others hear nothing, not even
 refused connection, and the host itself has no route to the others.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import pathlib

@@ -1,7 +1,5 @@
 """Tests of workers that each have a part of the optimizer's state."""
 
-from __future__ import annotations
-
 import pathlib
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tests of the files by which a chief tells its servers how the run has ended."""
 
-from __future__ import annotations
-
 import contextlib
 import enum
 import pathlib

@@ -1,7 +1,5 @@
 """Tests of a checkpoint that takes longer than peers wait within a step."""
 
-from __future__ import annotations
-
 import contextlib
 import pathlib
 import shutil

@@ -1,7 +1,5 @@
 """Checks that Slurm's variables make a process the task that Slurm started."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 

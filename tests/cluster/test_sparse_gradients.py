@@ -1,7 +1,5 @@
 """Tests of embeddings in clusters, as processes of the real entry point."""
 
-from __future__ import annotations
-
 import pathlib
 
 import numpy as np

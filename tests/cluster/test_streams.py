@@ -1,7 +1,5 @@
 """Tests of workers that read a stream by example or by file."""
 
-from __future__ import annotations
-
 import pathlib
 
 import pytest

@@ -1,7 +1,5 @@
 """Checks that tasks exchange descriptions of their machines in spite of strangers."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import pathlib

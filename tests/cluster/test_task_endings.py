@@ -1,7 +1,5 @@
 """Tests of how every task of a cluster ends when a scheduler started each."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import pathlib

@@ -1,7 +1,5 @@
 """Checks that every wrong TF_CONFIG is refused in one line that names the key."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Checks that a cluster of forked tasks trains as a cluster of started tasks."""
 
-from __future__ import annotations
-
 import pathlib
 
 import pytest

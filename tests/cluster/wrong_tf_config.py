@@ -1,7 +1,5 @@
 """Wrong values of TF_CONFIG, by the fault in them."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Program that prints the threads and processes that each strategy leaves."""
 
-from __future__ import annotations
-
 import threading
 
 import psutil

@@ -1,7 +1,5 @@
 """Functions that train a model made for one test under any strategy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import keras

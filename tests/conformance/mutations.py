@@ -9,8 +9,6 @@ the first failure, and the test that failed runs in a copy without the mutation.
 command ends with 1 if a mutation was not noticed.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import functools

@@ -7,8 +7,6 @@ terms that cancel, so that their rounding is up to 2e-6 of its norm (measured fo
 convolution after 30 steps of SGD).
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import keras

@@ -1,7 +1,5 @@
 """Checks that losses that layers add count once, with any number of replicas."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

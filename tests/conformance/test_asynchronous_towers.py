@@ -1,7 +1,5 @@
 """Tests of towers that do not wait for each other, and of reported staleness."""
 
-from __future__ import annotations
-
 import pathlib
 import threading
 from collections import Counter

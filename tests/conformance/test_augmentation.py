@@ -1,7 +1,5 @@
 """Checks that augmented training is the same on any number of replicas."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Checks that --average=losses equals --average=gradients, on the right devices."""
 
-from __future__ import annotations
-
 import re
 
 import keras

@@ -1,7 +1,5 @@
 """Checks that the loop compiled by XLA trains as the loop that is not compiled."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import pathlib

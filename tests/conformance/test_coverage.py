@@ -1,7 +1,5 @@
 """Checks that every strategy is in the conformance suite or has other tests."""
 
-from __future__ import annotations
-
 import ast
 import pathlib
 

@@ -1,7 +1,5 @@
 """Checks that a step with a gradient that is not finite changes nothing."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

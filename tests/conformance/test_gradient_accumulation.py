@@ -1,7 +1,5 @@
 """Checks that --gradient_accumulation_steps trains as the whole batch does."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests of strategy.gradient_reduction=sum, which does not average gradients."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.conformance.harness import LAYOUTS, Subject, same_training, small_config

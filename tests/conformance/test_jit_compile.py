@@ -1,7 +1,5 @@
 """Checks that --jit_compile=on is the same training under every strategy."""
 
-from __future__ import annotations
-
 import functools
 
 import keras

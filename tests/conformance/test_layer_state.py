@@ -1,7 +1,5 @@
 """Tests of layer state, such as the moving statistics of the whole global batch."""
 
-from __future__ import annotations
-
 import functools
 import time
 from typing import Any

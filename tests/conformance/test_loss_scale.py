@@ -1,7 +1,5 @@
 """Checks that every strategy scales a loss of half precision as Keras does."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import pathlib

@@ -1,7 +1,5 @@
 """Checks that a model in stages trains the same, with each stage on its device."""
 
-from __future__ import annotations
-
 import functools
 import re
 import time

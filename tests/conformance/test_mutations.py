@@ -1,7 +1,5 @@
 """Checks that the mutations of `mutations.py` fit the code that they change."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import shutil

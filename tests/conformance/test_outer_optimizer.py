@@ -1,7 +1,5 @@
 """Tests of an outer optimizer on the average change of weights (DiLoCo)."""
 
-from __future__ import annotations
-
 import itertools
 import pathlib
 import re

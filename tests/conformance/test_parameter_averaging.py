@@ -1,7 +1,5 @@
 """Tests of replicas that train by themselves and average their weights at times."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import pathlib

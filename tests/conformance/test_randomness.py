@@ -1,7 +1,5 @@
 """Checks that dropout is a function of seed, step and replica."""
 
-from __future__ import annotations
-
 import functools
 
 import keras

@@ -1,7 +1,5 @@
 """Tests of model.replayable_random_numbers, which gives each example its numbers."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Checks the statistics that --set=report.replica_statistics=true reports."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools

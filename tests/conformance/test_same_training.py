@@ -1,7 +1,5 @@
 """Checks that every strategy trains as one device does, up to rounding."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from typing import Any

@@ -1,7 +1,5 @@
 """Checks that gradients of embeddings stay sparse without changing the training."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Checks that the measured wait of steps for their batches is the real wait."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Sequence

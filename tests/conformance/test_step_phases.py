@@ -1,7 +1,5 @@
 """Checks that clocks inside of steps change no bit, and that their times add up."""
 
-from __future__ import annotations
-
 import pathlib
 
 import pytest

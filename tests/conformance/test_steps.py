@@ -1,7 +1,5 @@
 """Checks that a call runs exactly the requested steps, from a single trace."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Checks that training on a stream is the same under every strategy of one process."""
 
-from __future__ import annotations
-
 import itertools
 import pathlib
 

@@ -8,8 +8,6 @@ and ends with the highest exit code of all tasks, 128 + n after signal n. It ref
 other options, so that a script cannot use an option that has no imitation here.
 """
 
-from __future__ import annotations
-
 import os
 import pathlib
 import re

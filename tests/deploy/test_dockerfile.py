@@ -1,7 +1,5 @@
 """Tests of the image of the manifests that need no Docker."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """Tests of deploy/kubernetes's manifests, and of the commands of their pods."""
 
-from __future__ import annotations
-
 import copy
 import os
 import pathlib

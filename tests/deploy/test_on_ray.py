@@ -1,7 +1,5 @@
 """Tests of examples/on_ray.py, on a Ray cluster of this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """Tests of the scripts of deploy/slurm, with an imitation of Slurm's commands."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

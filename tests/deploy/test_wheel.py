@@ -1,7 +1,5 @@
 """Checks that the wheel has one package, which works from any folder."""
 
-from __future__ import annotations
-
 import ast
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """Checks of tables, names, paths, links, commands and output in the documents."""
 
-from __future__ import annotations
-
 import pathlib
 import re
 import shlex

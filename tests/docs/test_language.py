@@ -1,7 +1,5 @@
 """Language rules of docstrings and documents."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import json

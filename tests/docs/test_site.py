@@ -1,7 +1,5 @@
 """Checks that the site has every page, and that every link leads to a page."""
 
-from __future__ import annotations
-
 import html
 import inspect
 import os

@@ -1,7 +1,5 @@
 """Checks the page that adds a strategy, in a copy of the project made of links."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import re

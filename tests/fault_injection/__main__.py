@@ -10,8 +10,6 @@ A failure names the seed that repeats it with --tries=1. The time limits are for
 idle machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import sys

@@ -1,7 +1,5 @@
 """Clusters that train while faults happen, observed from outside."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import pathlib

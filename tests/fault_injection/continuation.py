@@ -1,7 +1,5 @@
 """Checks that a disturbed run continues to the weights of an undisturbed one."""
 
-from __future__ import annotations
-
 import functools
 import pathlib
 import re

@@ -1,7 +1,5 @@
 """A model whose steps depend on all that a checkpoint keeps."""
 
-from __future__ import annotations
-
 import keras
 
 from models.base import Examples

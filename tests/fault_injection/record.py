@@ -1,7 +1,5 @@
 """The table of all scenarios, each with its last tries on this kind of machine."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import pathlib

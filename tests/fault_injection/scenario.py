@@ -1,7 +1,5 @@
 """A fault with the promise that is made for it, and repeated tries of it."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import pathlib

@@ -3,8 +3,6 @@
 tests/trainers/run_dir/test_checkpoints.py has many more kinds, without a whole run.
 """
 
-from __future__ import annotations
-
 import pathlib
 import random
 

@@ -1,7 +1,5 @@
 """Tests of runs on a file system that is really full."""
 
-from __future__ import annotations
-
 import errno
 import functools
 import os

@@ -4,8 +4,6 @@ tests/trainers/fault_tolerance/test_rollback.py tests it in one process, and
 tests/conformance/test_divergence.py under every strategy.
 """
 
-from __future__ import annotations
-
 import pathlib
 import random
 

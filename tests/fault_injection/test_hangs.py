@@ -1,7 +1,5 @@
 """Checks that a run without progress names the task that is behind, and its work."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

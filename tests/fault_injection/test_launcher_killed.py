@@ -1,7 +1,5 @@
 """Checks that tasks end with a launcher that is killed at any moment."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import signal

@@ -1,7 +1,5 @@
 """Checks that a cluster whose tasks are killed keeps all applied updates."""
 
-from __future__ import annotations
-
 import pathlib
 import random
 

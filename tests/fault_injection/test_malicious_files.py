@@ -3,8 +3,6 @@
 A fixture first reads each file in an unsafe way, to show that it does harm.
 """
 
-from __future__ import annotations
-
 import os
 import pathlib
 import pickle

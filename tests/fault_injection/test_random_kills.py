@@ -1,7 +1,5 @@
 """Tests of killed workers of parameter servers and of stopped launchers."""
 
-from __future__ import annotations
-
 import pathlib
 import random
 

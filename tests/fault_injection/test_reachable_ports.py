@@ -3,8 +3,6 @@
 `tests/cluster/test_confinement.py` tests machines with and without private networks.
 """
 
-from __future__ import annotations
-
 import os
 import pathlib
 

@@ -1,7 +1,5 @@
 """Tests of SIGKILL inside of a save, and of the order of writes to disk."""
 
-from __future__ import annotations
-
 import pathlib
 import random
 import re

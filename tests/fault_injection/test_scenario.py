@@ -1,7 +1,5 @@
 """Tests of the tries of a scenario, of their command, and of the recorded tables."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import random

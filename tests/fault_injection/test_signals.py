@@ -4,8 +4,6 @@ tests/trainers/fault_tolerance/test_divergence_and_signals.py and
 tests/cluster/test_task_endings.py test signals at other moments.
 """
 
-from __future__ import annotations
-
 import os
 import pathlib
 import signal

@@ -4,8 +4,6 @@ The scenario `stall-worker` is left out: its timeout must be below the 10 s of
 TensorFlow's heartbeats, and three tasks may take longer to start on a busy machine.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.fault_injection.scenario import assert_promise_holds

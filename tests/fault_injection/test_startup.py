@@ -3,8 +3,6 @@
 tests/cluster/test_task_endings.py has tasks that never start and addresses in use.
 """
 
-from __future__ import annotations
-
 import pathlib
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Checks that a changed file in a run folder cannot reach files outside of it."""
 
-from __future__ import annotations
-
 import pathlib
 import shutil
 

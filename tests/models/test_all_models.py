@@ -1,7 +1,5 @@
 """Every model of this project: its initial weights, and what Keras reads back."""
 
-from __future__ import annotations
-
 import pathlib
 from typing import Any
 

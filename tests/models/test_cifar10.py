@@ -1,7 +1,5 @@
 """Tests of the tutorial's network against the operations that the tutorial calls."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Tests of --model=keras:NAME: the names, their models, and their refusals."""
 
-from __future__ import annotations
-
 import types
 
 import keras

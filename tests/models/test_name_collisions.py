@@ -1,7 +1,5 @@
 """Checks that modules of a user which this project's packages hide are refused."""
 
-from __future__ import annotations
-
 import pathlib
 
 import pytest

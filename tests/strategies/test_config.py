@@ -1,7 +1,5 @@
 """Tests of the traits of a configured strategy."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

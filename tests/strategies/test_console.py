@@ -1,7 +1,5 @@
 """Lines that a terminal keeps, and lines that it shows for a while."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import pty

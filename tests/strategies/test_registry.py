@@ -1,7 +1,5 @@
 """Checks that a faulty file in the folder of strategies is one line that names it."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Tests of the words for a signal that ended a task, and of reading its output."""
 
-from __future__ import annotations
-
 import collections
 import errno
 import io

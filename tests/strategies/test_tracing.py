@@ -1,7 +1,5 @@
 """Tests of variables that are made while a function is traced."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 

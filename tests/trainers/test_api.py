@@ -1,7 +1,5 @@
 """Training from Python and from a notebook."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import pathlib

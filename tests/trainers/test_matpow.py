@@ -1,7 +1,5 @@
 """Powers of matrices are right, and where they were asked to be."""
 
-from __future__ import annotations
-
 import pathlib
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Runs that use every setting of an update, each with Keras's own training."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any

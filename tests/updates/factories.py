@@ -3,8 +3,6 @@
 Flags name them tests.updates.factories:NAME.
 """
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 

@@ -4,8 +4,6 @@ Strategies share the optimizer, so a comparison among them shows nothing about i
 tests compare a run of the program with `fit` of a plain Keras model.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 

@@ -1,7 +1,5 @@
 """Execution of one command line and its exit code."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """Arguments of a command line, read by absl without its hidden flags."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ of this module, so that an import leaves absl's global flags alone. This module 
 import TensorFlow.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

@@ -1,7 +1,5 @@
 """Texts of `--help` and `--helpfull`, for terminals of 80 columns and narrower ones."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import re

@@ -1,7 +1,5 @@
 """Launch of a cluster of tasks on this machine."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import sys

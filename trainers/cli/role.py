@@ -1,7 +1,5 @@
 """Role of this process: single process, cluster task or launcher."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Mapping
 

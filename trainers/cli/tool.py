@@ -1,7 +1,5 @@
 """Command lines of small tools, which have a few flags of their own."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Version of the project and of its main packages."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import platform
 

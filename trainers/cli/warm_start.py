@@ -1,7 +1,5 @@
 """Start of training processes by fork from a process that has done their imports."""
 
-from __future__ import annotations
-
 import importlib
 
 from strategies.processes.starter import ProcessStarter, WarmStarter

@@ -1,7 +1,5 @@
 """Settings of a comparison."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import ClassVar

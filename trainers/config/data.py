@@ -1,7 +1,5 @@
 """Settings of data sets."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Settings that handle divergence and stalls."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Configuration file: a JSON object of settings by group (`--config`)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from strategies.common.errors import UsageError

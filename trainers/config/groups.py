@@ -4,8 +4,6 @@ Names of settings are unique over all groups. Flags and Python code use names al
 files and `--set` names with groups.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import functools

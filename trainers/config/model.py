@@ -1,7 +1,5 @@
 """Settings of models."""
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Settings of the optimizer and the learning rate."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Settings of a prediction."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Settings of a run: mode, length, threads and reports."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Settings of trackers and of the place of event files."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 from typing import ClassVar

@@ -7,8 +7,6 @@ counts as given if it differs from its default, so that a run's config.json, whi
 all settings, is accepted back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any

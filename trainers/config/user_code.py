@@ -1,7 +1,5 @@
 """Checks of settings that name functions of the user."""
 
-from __future__ import annotations
-
 import importlib.util
 import pathlib
 import shlex

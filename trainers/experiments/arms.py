@@ -1,7 +1,5 @@
 """Arms of an experiment: names with their configurations."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import re

@@ -1,7 +1,5 @@
 """The command of one run, and its process."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import shlex

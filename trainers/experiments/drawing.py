@@ -1,7 +1,5 @@
 """Drawings of reports, as SVG with real text."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

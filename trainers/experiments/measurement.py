@@ -1,7 +1,5 @@
 """Commands in separate processes, and measurements of them from outside."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

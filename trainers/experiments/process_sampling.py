@@ -1,7 +1,5 @@
 """Memory, traffic and processor time of running processes, seen from outside."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

@@ -1,7 +1,5 @@
 """The record of one run, read from its folder only."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

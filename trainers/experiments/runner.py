@@ -1,7 +1,5 @@
 """Short runs of an experiment, each in a separate process, and their folder."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

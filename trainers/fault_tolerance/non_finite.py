@@ -1,7 +1,5 @@
 """Diagnosis of non-finite values in a diverged step."""
 
-from __future__ import annotations
-
 import math
 
 import keras

@@ -1,7 +1,5 @@
 """Rollback of a diverged run, with a smaller learning rate."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 All tasks ask each other and judge by the same rules, so that they name the same tasks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from strategies.cluster.activity import Sign

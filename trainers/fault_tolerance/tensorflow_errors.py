@@ -4,8 +4,6 @@ Some conditions are only known when the model runs: whether XLA can compile it, 
 its layers keep the rows of a batch, and the content of a stream.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -5,8 +5,6 @@ index in the data set. The result is the same on every replica and in every row 
 shard. No state is kept between steps, so that a run can start at any step.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

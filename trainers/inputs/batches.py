@@ -1,7 +1,5 @@
 """Global batches: of examples that are read by index, and of any source."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

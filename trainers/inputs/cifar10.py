@@ -4,8 +4,6 @@ A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009,
 https://www.cs.toronto.edu/~kriz/cifar.html.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from trainers.config.data import DataConfig

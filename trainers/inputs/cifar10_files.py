@@ -4,8 +4,6 @@ The form of the archive is the binary one of https://www.cs.toronto.edu/~kriz/ci
 `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import os

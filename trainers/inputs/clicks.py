@@ -6,8 +6,6 @@ a hidden weight, and a click is drawn with probability sigmoid(sum of the weight
 model can be expected to have a smaller loss than these probabilities.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

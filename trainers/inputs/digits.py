@@ -4,8 +4,6 @@ E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machin
 Learning Repository, 1998, https://doi.org/10.24432/C50P49.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Files that a path on the command line refers to."""
 
-from __future__ import annotations
-
 import glob
 from collections.abc import Iterator
 from pathlib import Path

@@ -5,8 +5,6 @@ replicas, and not on earlier steps. A run can therefore start at any step and se
 same examples as an uninterrupted run.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import tensorflow as tf

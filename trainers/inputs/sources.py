@@ -4,8 +4,6 @@ Reading by index, rather than as a stream, makes the order of examples a propert
 run: a run can start at any step, on any number of replicas.
 """
 
-from __future__ import annotations
-
 import abc
 import dataclasses
 import functools

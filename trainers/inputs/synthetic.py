@@ -1,7 +1,5 @@
 """Random examples of any shape, to measure speed without files."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from trainers.config.data import DataConfig

@@ -1,7 +1,5 @@
 """State of Keras's callbacks in checkpoints, and whether they observe batches."""
 
-from __future__ import annotations
-
 import glob
 import inspect
 import os

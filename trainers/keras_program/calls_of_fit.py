@@ -1,7 +1,5 @@
 """Training of a program's calls of `fit`, one after another, under a strategy."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Callable
 from typing import Any

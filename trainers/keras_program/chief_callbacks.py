@@ -1,7 +1,5 @@
 """Callbacks of a `fit`: they run on the chief, and all tasks get what they change."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

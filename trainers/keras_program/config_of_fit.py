@@ -1,7 +1,5 @@
 """The configuration of one call of `fit`."""
 
-from __future__ import annotations
-
 import math
 
 import keras

@@ -1,7 +1,5 @@
 """The data of a program's `fit` as a data set that strategies read."""
 
-from __future__ import annotations
-
 import types
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Callbacks of the outer loop that run the epochs of a program's `fit`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Numbers of steps of epochs, and of executions between calls of callbacks."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from strategies.common.errors import UsageError

@@ -1,7 +1,5 @@
 """Epochs of a program's `fit`: Keras's logs and callbacks at Keras's moments."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The arguments of a program's call of `keras.Model.fit`."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import numbers

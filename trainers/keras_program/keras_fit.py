@@ -1,7 +1,5 @@
 """Keras's own `fit` of a program: the loss of its batches, and its executions."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Execution of a Keras program, whose calls of `fit` the strategy of the run trains."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os

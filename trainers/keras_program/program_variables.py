@@ -1,7 +1,5 @@
 """Variables that a program makes beside its model, such as the weight of a loss."""
 
-from __future__ import annotations
-
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator

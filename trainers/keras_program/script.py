@@ -1,7 +1,5 @@
 """Execution of a program's file, with another `fit` in place of Keras's."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

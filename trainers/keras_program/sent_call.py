@@ -5,8 +5,6 @@ and functions of its cells included, travels in files (`cloudpickle`; the model 
 Keras's own format), and the trained model comes back in one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

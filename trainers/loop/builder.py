@@ -1,7 +1,5 @@
 """Construction of a run's parts from its configuration."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import keras

@@ -3,8 +3,6 @@
 Each raises `UsageError` if they do not.
 """
 
-from __future__ import annotations
-
 import keras
 
 from models.embedding import ShardedEmbedding

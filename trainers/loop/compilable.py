@@ -4,8 +4,6 @@ A model of the user may hold any Python code, as a layer, an activation or a los
 may refuse it, or draw other random numbers. So a part counts only if it is known.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

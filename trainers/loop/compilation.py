@@ -7,8 +7,6 @@ the model's layers, the device and the strategy, and not by measuring, after whi
 runs of one command could differ in their last bits.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 from collections.abc import Iterator

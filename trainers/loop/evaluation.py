@@ -3,8 +3,6 @@
 The means are exact for any number of examples.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple

@@ -6,8 +6,6 @@ gradients, and the activations that a step keeps until their gradient has been c
 program itself, the data set and the workspace of convolutions need further memory.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Construction of the model of a run, with all variables that train it."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Parts of a run: the model with its state, and all that trains it."""
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Types of numbers that layers compute with and keep."""
 
-from __future__ import annotations
-
 import keras
 
 from strategies.common.errors import UsageError

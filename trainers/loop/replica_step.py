@@ -1,7 +1,5 @@
 """Step of one replica, as a strategy compiles it."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from strategies.base import Strategy

@@ -1,7 +1,5 @@
 """Wall time of a run by kind of work."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import dataclasses

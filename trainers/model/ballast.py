@@ -6,8 +6,6 @@ ballast can be trained with any model: the strategy sums, sends and applies its
 gradients like all other gradients.
 """
 
-from __future__ import annotations
-
 import keras
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """Confusion matrix: counted on the devices, drawn as an image."""
 
-from __future__ import annotations
-
 import importlib.metadata
 from collections.abc import Sequence
 

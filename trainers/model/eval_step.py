@@ -1,7 +1,5 @@
 """Replica step of an evaluation: sums of the loss and the metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import keras

@@ -5,8 +5,6 @@ unchanged: one all-reduce, one update. Only one micro-batch's activations are in
 at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Protocol
 

@@ -8,8 +8,6 @@ examples contains as much noise as signal: far below it, twice the batch halves 
 steps; far above it, a larger batch does not help.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Only the buckets leave the device.
 """
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from strategies.inner_loop.step import not_inlined

@@ -10,8 +10,6 @@ changed since. Then the layer's change of its state is applied to the present va
 its device: `OverlappingLayerState`.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

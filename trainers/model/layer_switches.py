@@ -5,8 +5,6 @@ appears as soon as every weight changes in its last bit is caused by rounding. T
 changes work for any model, including a model of the user.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence

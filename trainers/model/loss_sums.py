@@ -1,7 +1,5 @@
 """Sums of losses and metrics over the rows of a replica, with losses of layers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import keras

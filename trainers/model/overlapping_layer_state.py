@@ -1,7 +1,5 @@
 """Layer state that several workers or towers update at the same time."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Sparse gradients of embeddings: rows that a step used."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import Any
 

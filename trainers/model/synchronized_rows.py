@@ -1,7 +1,5 @@
 """Rows of replicas that layers with `synchronized=True` sum in the forward pass."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Replica step: loss and gradient of one shard."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Weight update of a step, after the all-reduce."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Callbacks of Keras in a run whose model is no program (`--callbacks`)."""
 
-from __future__ import annotations
-
 import math
 
 import keras

@@ -1,7 +1,5 @@
 """Comparison of several ways to train (`--mode=compare`)."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import itertools

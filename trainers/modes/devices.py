@@ -1,7 +1,5 @@
 """Devices of this machine and the placement of replicas (`--mode=devices`)."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

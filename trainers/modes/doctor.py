@@ -1,7 +1,5 @@
 """Readiness check of a command, and hints on speed (`--mode=doctor`)."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os

@@ -1,7 +1,5 @@
 """Findings of `--mode=doctor` with their remedies, and hints on slow settings."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Iterator

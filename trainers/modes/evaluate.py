@@ -1,7 +1,5 @@
 """Evaluation of a run's newest checkpoint (`--mode=evaluate`)."""
 
-from __future__ import annotations
-
 import dataclasses
 import shlex
 from typing import Any

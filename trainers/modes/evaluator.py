@@ -4,8 +4,6 @@ It has its own device and is no member of TensorFlow's cluster, so no task waits
 It reads the run folder, writes only tb/evaluator, and removes its shutdown file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import pathlib

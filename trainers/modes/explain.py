@@ -1,7 +1,5 @@
 """Explanation of the time of a step (`--mode=explain`)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from strategies.cluster.spec import Cluster

@@ -1,7 +1,5 @@
 """The first batch of a run by Keras itself, for the first row of a verification."""
 
-from __future__ import annotations
-
 import math
 import pathlib
 from typing import Any

@@ -4,8 +4,6 @@ The program's model, optimizer and callbacks are Keras's, and so is the loop. On
 order of the examples is that of the other runs, so that all train on the same batches.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

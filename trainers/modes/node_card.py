@@ -1,7 +1,5 @@
 """Node information of a task, and its comparison between tasks."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """Prediction of step times on a larger cluster (`--mode=predict`)."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

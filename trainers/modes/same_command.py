@@ -4,8 +4,6 @@ A worker with another learning rate, seed or data would train another model, and
 would show it. Tasks of a launcher have one command and one machine.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -6,8 +6,6 @@ operations outside of steps are in this module, in the order in which they happe
 from those around the callbacks and calls of a Keras program.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import time

@@ -1,7 +1,5 @@
 """Check that strategies and one device train as Keras does (`--mode=verify`)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from strategies.cluster.spec import Cluster

@@ -1,7 +1,5 @@
 """Construction of the pipeline of a model."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Partition of a model by the measured time of layers."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import time

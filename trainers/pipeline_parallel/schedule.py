@@ -1,7 +1,5 @@
 """Order in which pipeline stages process micro-batches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Stages of a model: layers, inputs, outputs and device."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Collection, Iterable, Sequence
 

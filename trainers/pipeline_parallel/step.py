@@ -5,8 +5,6 @@ between pieces are their data and the order of pieces within a stage. So stages 
 parallel, and each runs one piece at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

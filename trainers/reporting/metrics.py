@@ -1,7 +1,5 @@
 """Measurements of a run, each counted once after a call of the inner loop."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any

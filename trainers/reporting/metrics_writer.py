@@ -1,7 +1,5 @@
 """Lines of metrics.jsonl, and the summaries and tracker points of the same values."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Histograms of weights and activations."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable

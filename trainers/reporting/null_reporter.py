@@ -1,7 +1,5 @@
 """Reporter of tasks other than the chief, which write no files."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

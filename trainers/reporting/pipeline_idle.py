@@ -1,7 +1,5 @@
 """Idle time of pipeline stages."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

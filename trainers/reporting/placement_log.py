@@ -1,7 +1,5 @@
 """Device placement of operations and variables (`--log_device_placement`)."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Lines that a run prints at its start and at its end."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Mapping

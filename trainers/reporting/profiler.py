@@ -1,7 +1,5 @@
 """Trace of some steps for TensorBoard's profile plugin."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import tensorflow as tf

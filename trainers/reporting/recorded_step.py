@@ -1,7 +1,5 @@
 """Values of a recorded step (`--set=report.record_steps=true`), taken from the run."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Sequence
 from typing import Any

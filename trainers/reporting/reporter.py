@@ -1,7 +1,5 @@
 """Reporter of the chief: the files of a run and its printed lines."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping

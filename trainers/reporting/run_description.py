@@ -1,7 +1,5 @@
 """Description of a run for TensorBoard."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

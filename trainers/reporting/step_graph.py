@@ -5,8 +5,6 @@ TensorBoard does not show functions: a run would be a box called `while` and its
 This module puts their operations, the model's layers among them, into the graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Times of a task's steps by phase, for `--mode=explain`."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 import os

@@ -4,8 +4,6 @@ No other module uses tf.summary. Tags are equal under every strategy, and a quan
 the same tag in tb/train, tb/eval and tb/evaluator, so that curves overlay.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

@@ -4,8 +4,6 @@ It holds the size and digest of every other file in the checkpoint's folder, the
 of the run unless that is large, and a digest of itself.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

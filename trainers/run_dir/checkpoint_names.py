@@ -3,8 +3,6 @@
 This module does not import TensorFlow.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import pathlib
 import re

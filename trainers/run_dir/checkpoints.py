@@ -7,8 +7,6 @@ no partial checkpoint. TensorFlow's own CheckpointManager trusts a text file tha
 paths, and deletes the paths in it; this module relies only on the names of folders.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import pathlib

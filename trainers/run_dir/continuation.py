@@ -1,7 +1,5 @@
 """Settings that a resumed run cannot change."""
 
-from __future__ import annotations
-
 import pathlib
 
 from strategies.common.errors import UsageError

@@ -1,7 +1,5 @@
 """JSON values for metrics and a program's callbacks in a checkpoint."""
 
-from __future__ import annotations
-
 import base64
 import io
 import math

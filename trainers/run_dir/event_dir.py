@@ -1,7 +1,5 @@
 """Folder of event files outside the run folder (`--tensorboard_dir`)."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ depends on this placement. The export therefore builds a plain model outside of 
 strategy and copies the values, so that all strategies write the same files.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import os

@@ -15,8 +15,6 @@ exact to the bit, as float32 where that holds all of an array and as float64 els
 `keras.npz` holds what Keras itself computes of the first step's batch.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """State of a run in addition to its variables."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import typing

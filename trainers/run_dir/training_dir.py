@@ -1,7 +1,5 @@
 """Folder of a run that this process trains: conditions for writing, and its files."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pathlib

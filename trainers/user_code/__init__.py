@@ -1,7 +1,5 @@
 """The user's own models and data, and errors in them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

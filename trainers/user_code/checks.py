@@ -3,8 +3,6 @@
 Each raises `UsageError` if it refuses something.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ outputs, labels of several kinds, a user's own function) no classes are counted,
 a confusion table could mean something else.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """A metric whose variables are sums over examples, added up over shards."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any

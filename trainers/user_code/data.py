@@ -1,7 +1,5 @@
 """Examples from a factory in the user's code."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any

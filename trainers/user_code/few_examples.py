@@ -1,7 +1,5 @@
 """A few examples of the data, for a look at the user's model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

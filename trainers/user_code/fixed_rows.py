@@ -1,7 +1,5 @@
 """Models that compute batches of one size alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

@@ -1,7 +1,5 @@
 """Comparison of what some examples give with what each half of them gives."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Strategies divide a batch among replicas. If an example's loss depends on the ot
 its batch, the sum over replicas is another loss than that of the whole batch.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any, Protocol

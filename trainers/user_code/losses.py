@@ -4,8 +4,6 @@
 examples, so that functions here return the value of each example.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ keeps counts in its variables (thresholds of AUC, a confusion matrix, sums of sq
 each shard adds its counts to the sum, and the result is computed from the total.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """A model from a factory in the user's code."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import warnings

@@ -4,8 +4,6 @@ A step runs in a `keras.StatelessScope`, and what the variables of the model and
 metrics are assigned there is kept. Any other would have its old value in each step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

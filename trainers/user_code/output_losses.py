@@ -1,7 +1,5 @@
 """The loss of each output of a model, for each example."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any

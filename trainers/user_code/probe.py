@@ -1,7 +1,5 @@
 """Labels of a few examples, and predictions such as a model makes of them."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import keras

@@ -5,8 +5,6 @@ value for the global batch if the change is the same for all examples or their m
 not if it is a sum or a count, such as of the codes of a vector quantizer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import keras

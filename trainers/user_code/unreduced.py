@@ -1,7 +1,5 @@
 """A loss of Keras without its reduction over a batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Private names of clusters and their coordinator."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Private names of collective operations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Private names of losses and metrics that a model was compiled with."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple

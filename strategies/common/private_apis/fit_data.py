@@ -1,7 +1,5 @@
 """Private names of the data that `fit` takes."""
 
-from __future__ import annotations
-
 import itertools
 import warnings
 from collections.abc import Sequence

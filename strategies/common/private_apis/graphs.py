@@ -1,7 +1,5 @@
 """Private names of graphs and their operations."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence

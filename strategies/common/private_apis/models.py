@@ -1,7 +1,5 @@
 """Private names of models, layers and callbacks."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Private names that an optimizer needs to update weights, or parts of them."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Private names of optimizers."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any

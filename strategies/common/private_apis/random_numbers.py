@@ -1,7 +1,5 @@
 """Private names of random numbers in Keras and TensorFlow."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

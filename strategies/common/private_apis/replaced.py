@@ -1,7 +1,5 @@
 """Attributes of others' modules, classes and objects, replaced for a time."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.abc

@@ -1,7 +1,5 @@
 """Private names of variables."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Scenarios in one module for each kind of fault, which has `SCENARIOS`."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A scenario of wrong flags, files and folders, given to the real command."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib

@@ -1,7 +1,5 @@
 """A scenario of eleven kinds of damage to the newest checkpoint."""
 
-from __future__ import annotations
-
 import pathlib
 import random
 import shutil

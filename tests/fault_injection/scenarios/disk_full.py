@@ -1,7 +1,5 @@
 """Scenarios of a disk that is full for some time, or until the end of a run."""
 
-from __future__ import annotations
-
 import contextlib
 import pathlib
 import random

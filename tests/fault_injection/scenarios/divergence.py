@@ -1,7 +1,5 @@
 """Scenarios of training that diverges."""
 
-from __future__ import annotations
-
 import functools
 import math
 import pathlib

@@ -1,7 +1,5 @@
 """Scenarios of workers that are suspended while they train."""
 
-from __future__ import annotations
-
 import functools
 import pathlib
 import random

@@ -1,7 +1,5 @@
 """Scenarios of runs without progress, which name the task that is behind."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import pathlib

@@ -1,7 +1,5 @@
 """A scenario of a launcher that is killed and cannot inform its tasks."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import pathlib

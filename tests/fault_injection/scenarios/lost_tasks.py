@@ -1,7 +1,5 @@
 """Scenarios of tasks of a cluster that are killed while they train."""
 
-from __future__ import annotations
-
 import pathlib
 import random
 import re

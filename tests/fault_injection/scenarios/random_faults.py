@@ -3,8 +3,6 @@
 `python -m tests.fault_injection --only=random-faults` takes about an hour.
 """
 
-from __future__ import annotations
-
 import pathlib
 import random
 import signal

@@ -1,7 +1,5 @@
 """Scenarios of killed workers of parameter servers and stopped launchers."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import pathlib

@@ -1,7 +1,5 @@
 """A scenario that tries to connect to the ports of a cluster that trains."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """A scenario of SIGKILL inside of a save."""
 
-from __future__ import annotations
-
 import pathlib
 import random
 import time

@@ -1,7 +1,5 @@
 """Scenarios of SIGTERM at any moment, to one task, all tasks, or their launcher."""
 
-from __future__ import annotations
-
 import contextlib
 import pathlib
 import random

@@ -1,7 +1,5 @@
 """Scenarios of runs that make no progress, and print their stacks."""
 
-from __future__ import annotations
-
 import pathlib
 import random
 import signal

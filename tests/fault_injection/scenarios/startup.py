@@ -1,7 +1,5 @@
 """Scenarios of tasks that do not start, start twice, or end while the others meet."""
 
-from __future__ import annotations
-
 import pathlib
 import random
 import signal

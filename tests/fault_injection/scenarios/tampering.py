@@ -1,7 +1,5 @@
 """Scenarios of run folders that were changed to reach files outside of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

@@ -3,8 +3,6 @@
 python -m tests.strategies.cluster.raises_signal IS_TAKEN
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 

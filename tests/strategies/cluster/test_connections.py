@@ -1,7 +1,5 @@
 """Connections of this process to another task."""
 
-from __future__ import annotations
-
 import collections
 import os
 import socket

@@ -1,7 +1,5 @@
 """Errors that are about another task, and others."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -3,8 +3,6 @@
 tests/fault_injection has real tasks.
 """
 
-from __future__ import annotations
-
 import json
 import pathlib
 import socket

@@ -1,7 +1,5 @@
 """Tests of what a failed connection says about a task."""
 
-from __future__ import annotations
-
 import errno
 import socket
 

@@ -1,7 +1,5 @@
 """Tests of the sockets at which tasks wait for each other."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Checks that a start-up that waits in vain ends, however busy its process is."""
 
-from __future__ import annotations
-
 import ctypes
 import signal
 import socket

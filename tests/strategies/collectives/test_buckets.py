@@ -1,7 +1,5 @@
 """Tests of tensors in buckets, and of buckets in equal parts."""
 
-from __future__ import annotations
-
 import json
 import sys
 

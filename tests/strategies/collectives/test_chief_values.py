@@ -1,7 +1,5 @@
 """Tests of the chief's values, which workers get only if they have others."""
 
-from __future__ import annotations
-
 import pathlib
 
 import pytest

@@ -1,7 +1,5 @@
 """Checks that an optimizer updates slices of weights as it updates whole weights."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Bytes and values that workers send, by the types of gradients and of the wire."""
 
-from __future__ import annotations
-
 import types
 from typing import Any
 

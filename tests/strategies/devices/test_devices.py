@@ -1,7 +1,5 @@
 """Checks that devices are chosen, listed and configured as requested, or refused."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import pathlib

@@ -1,7 +1,5 @@
 """Checks that processes forked from a template behave as new programs do."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Tests of the record from which a repeated closure knows its applied steps."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

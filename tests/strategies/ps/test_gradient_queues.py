@@ -1,7 +1,5 @@
 """Tests of queues that add up the gradients of the workers that send first."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Checks that packed tensors arrive as they were sent."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

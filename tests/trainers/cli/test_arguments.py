@@ -1,7 +1,5 @@
 """Tests of the arguments of small tools, such as `python -m trainers.matpow`."""
 
-from __future__ import annotations
-
 import os
 import sys
 

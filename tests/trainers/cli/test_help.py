@@ -1,7 +1,5 @@
 """The pages of --help: that they can be read, and that what they show is so."""
 
-from __future__ import annotations
-
 import pathlib
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Loading of TensorFlow."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Usage errors: one line, exit code 2, and no file written or changed."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import shlex

@@ -1,7 +1,5 @@
 """Fixture of the tests that compare."""
 
-from __future__ import annotations
-
 import functools
 import pathlib
 from collections.abc import Iterator

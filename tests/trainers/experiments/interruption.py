@@ -1,7 +1,5 @@
 """Comparisons that are interrupted and continued."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import pathlib

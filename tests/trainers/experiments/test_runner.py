@@ -1,7 +1,5 @@
 """Tests of the folder of an experiment."""
 
-from __future__ import annotations
-
 import pathlib
 
 from trainers.experiments.runner import ExperimentDir

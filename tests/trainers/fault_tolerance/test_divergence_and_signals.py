@@ -1,7 +1,5 @@
 """Training that ends before its last step, in real processes."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import signal

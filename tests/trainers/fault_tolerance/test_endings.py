@@ -1,7 +1,5 @@
 """Ends of a run that are easy to mistake for a good one."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """--on_divergence=rollback: back to a checkpoint, and on with a smaller rate."""
 
-from __future__ import annotations
-
 import pathlib
 import re
 

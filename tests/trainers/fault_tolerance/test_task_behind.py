@@ -1,7 +1,5 @@
 """Words for the tasks behind. Real runs: tests/fault_injection/test_hangs.py."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

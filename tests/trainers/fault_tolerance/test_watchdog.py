@@ -1,7 +1,5 @@
 """The watchdog over a task's progress. Real tasks: tests/fault_injection."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import os
 import socket

@@ -1,7 +1,5 @@
 """Small files in the form in which CIFAR-10 is published."""
 
-from __future__ import annotations
-
 import io
 import pathlib
 import tarfile

@@ -1,7 +1,5 @@
 """Small TFRecord files whose examples all differ."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Sequence
 from pathlib import Path

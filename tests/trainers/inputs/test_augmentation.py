@@ -1,7 +1,5 @@
 """Distortions of an image depend on seed, step and image alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.stats

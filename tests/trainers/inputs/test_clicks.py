@@ -1,7 +1,5 @@
 """The generated click log: its known properties, and a model that learns it."""
 
-from __future__ import annotations
-
 import math
 import pathlib
 

@@ -1,7 +1,5 @@
 """The digits, read without scikit-learn, and the split that holds examples out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits

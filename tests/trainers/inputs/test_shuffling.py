@@ -1,7 +1,5 @@
 """Every epoch shows each example once, in an order that belongs to the run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

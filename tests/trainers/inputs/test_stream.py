@@ -1,7 +1,5 @@
 """TFRecord files read as a stream: what every share of every step holds."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import os

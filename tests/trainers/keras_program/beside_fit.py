@@ -1,7 +1,5 @@
 """Programs as texts, run by Keras's own `fit` and under a strategy, in float64."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 from collections.abc import Sequence

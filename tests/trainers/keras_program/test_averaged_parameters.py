@@ -1,7 +1,5 @@
 """Programs under averaged parameters, which SGD averaged every step trains as `fit`."""
 
-from __future__ import annotations
-
 import pathlib
 
 import numpy as np

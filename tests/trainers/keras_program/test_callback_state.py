@@ -1,7 +1,5 @@
 """State of Keras's callbacks, and whether they observe batches."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import time

@@ -1,7 +1,5 @@
 """Data of `fit` that are refused in a line."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

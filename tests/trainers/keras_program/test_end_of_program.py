@@ -1,7 +1,5 @@
 """The end of a program's process: what a program has left running is completed."""
 
-from __future__ import annotations
-
 import pathlib
 
 import pytest

@@ -1,7 +1,5 @@
 """Numbers of steps of epochs, where Keras ends some with the data."""
 
-from __future__ import annotations
-
 import pytest
 
 from strategies.common.errors import UsageError

@@ -1,7 +1,5 @@
 """Arguments of `fit` as Keras takes them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

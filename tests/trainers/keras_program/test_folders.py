@@ -1,7 +1,5 @@
 """Folders of a run whose program changes its own."""
 
-from __future__ import annotations
-
 import pathlib
 
 import pytest

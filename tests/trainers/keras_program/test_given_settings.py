@@ -1,7 +1,5 @@
 """Settings that a user gives: they take precedence over a program's."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 

@@ -1,7 +1,5 @@
 """Programs in half precision."""
 
-from __future__ import annotations
-
 import pathlib
 
 import numpy as np

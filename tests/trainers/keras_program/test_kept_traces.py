@@ -1,7 +1,5 @@
 """Calls of `fit` in a loop: one trace for all, as in Keras, and the same training."""
 
-from __future__ import annotations
-
 import pathlib
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The loss of a batch in Keras's own `fit`, where a step reports a metric alone."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Data that are streamed are never all in memory, in any process."""
 
-from __future__ import annotations
-
 import pathlib
 import time
 

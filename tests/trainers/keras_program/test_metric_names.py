@@ -1,7 +1,5 @@
 """Metrics with the names of other figures of a step."""
 
-from __future__ import annotations
-
 import pathlib
 
 import numpy as np

@@ -3,8 +3,6 @@
 The metrics of the model have the same values then.
 """
 
-from __future__ import annotations
-
 import json
 import pathlib
 from typing import Any

@@ -1,7 +1,5 @@
 """Numbers of a program that are not finite: which of them end its training."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import subprocess

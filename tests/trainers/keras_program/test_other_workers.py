@@ -1,7 +1,5 @@
 """Workers that run a program without its callbacks, and write its files elsewhere."""
 
-from __future__ import annotations
-
 import pathlib
 import types
 from typing import Any

@@ -1,7 +1,5 @@
 """Passes over a stream whose length is not known, and over a generator."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`--script`: what becomes of a program around its calls of `fit`."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import re

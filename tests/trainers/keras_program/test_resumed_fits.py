@@ -1,7 +1,5 @@
 """`--resume=auto` of a program: calls of `fit` that were over before."""
 
-from __future__ import annotations
-
 import pathlib
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A program trains under a strategy as Keras's own `fit` trains it."""
 
-from __future__ import annotations
-
 import functools
 import json
 import pathlib

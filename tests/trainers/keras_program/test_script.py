@@ -1,7 +1,5 @@
 """Programs that call fit, save and except in ways that a run has to expect."""
 
-from __future__ import annotations
-
 import pathlib
 import textwrap
 

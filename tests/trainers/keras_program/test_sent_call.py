@@ -1,7 +1,5 @@
 """fit of the Python API: a notebook's model, trained by the processes of a strategy."""
 
-from __future__ import annotations
-
 import pathlib
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Numbers that a run of a program with several calls of `fit` reports."""
 
-from __future__ import annotations
-
 import pathlib
 
 import pytest

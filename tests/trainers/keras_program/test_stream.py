@@ -1,7 +1,5 @@
 """Batches of a stream, in their order and in windows of steps."""
 
-from __future__ import annotations
-
 import pathlib
 import random
 import time

@@ -1,7 +1,5 @@
 """Programs under several workers, which train as with Keras's own `fit`."""
 
-from __future__ import annotations
-
 import pathlib
 
 import pytest

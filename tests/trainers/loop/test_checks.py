@@ -1,7 +1,5 @@
 """Checks that settings, strategy, data and model fit together."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock

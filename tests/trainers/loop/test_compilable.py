@@ -1,7 +1,5 @@
 """Parts of a user's model that keep `--jit_compile=auto` from compiling the loop."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

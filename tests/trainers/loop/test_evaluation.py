@@ -1,7 +1,5 @@
 """Steps at which a run is evaluated, and places that report its metrics."""
 
-from __future__ import annotations
-
 import pathlib
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The estimate of memory against what can be counted by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 

@@ -1,7 +1,5 @@
 """Settings that are documented to save memory do so, in real processes."""
 
-from __future__ import annotations
-
 import pathlib
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Wall time of a process."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

@@ -1,7 +1,5 @@
 """--set=model.ballast=true: more bytes to send, and nothing else."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 from typing import Any

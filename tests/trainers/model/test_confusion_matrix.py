@@ -1,7 +1,5 @@
 """The confusion matrix of an evaluation: right, the same everywhere, and readable."""
 
-from __future__ import annotations
-
 import pathlib
 
 import keras

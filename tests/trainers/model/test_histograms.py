@@ -1,7 +1,5 @@
 """Histograms of anything a diverging run can hold."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

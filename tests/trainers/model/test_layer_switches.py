@@ -1,7 +1,5 @@
 """model.disable_layers on a model of the user's own, with layers inside layers."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 

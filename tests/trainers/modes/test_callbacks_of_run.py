@@ -1,7 +1,5 @@
 """--callbacks: callbacks of Keras in a run whose model is no program."""
 
-from __future__ import annotations
-
 import pathlib
 
 import pytest

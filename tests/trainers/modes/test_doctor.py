@@ -1,7 +1,5 @@
 """The doctor says whether a command would train, and starts and writes nothing."""
 
-from __future__ import annotations
-
 import pathlib
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The evaluator of a run that is over; `tests/cluster` has it beside other tasks."""
 
-from __future__ import annotations
-
 import pathlib
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The main job, through the real entry point, for every strategy of one process."""
 
-from __future__ import annotations
-
 import json
 import math
 import pathlib

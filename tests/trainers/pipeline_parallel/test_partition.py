@@ -1,7 +1,5 @@
 """Places where a model can be cut, and where it is cut."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import keras

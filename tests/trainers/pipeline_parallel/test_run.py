@@ -1,7 +1,5 @@
 """A run of a model in stages: what it says and leaves, and who can continue it."""
 
-from __future__ import annotations
-
 import pathlib
 
 import pytest

@@ -1,7 +1,5 @@
 """The order of a pipeline's work, played through with pieces of a known length."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

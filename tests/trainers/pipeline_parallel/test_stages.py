@@ -1,7 +1,5 @@
 """A model in stages takes features and returns predictions as the whole model does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import keras

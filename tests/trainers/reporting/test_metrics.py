@@ -1,7 +1,5 @@
 """Numbers that a run reports of itself, of given calls of the inner loop and lines."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import types

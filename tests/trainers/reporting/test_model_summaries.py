@@ -1,7 +1,5 @@
 """Histograms of weights and activations."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

@@ -1,7 +1,5 @@
 """Tests of the lines that a run prints at its start."""
 
-from __future__ import annotations
-
 import pathlib
 
 import keras

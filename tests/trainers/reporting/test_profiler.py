@@ -1,7 +1,5 @@
 """report.profile_steps leaves a trace of those steps, as the plugin reads it."""
 
-from __future__ import annotations
-
 import pathlib
 
 import pytest

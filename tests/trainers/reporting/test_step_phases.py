@@ -1,7 +1,5 @@
 """Tests of the file of a task's step phases; tests/conformance has real ones."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

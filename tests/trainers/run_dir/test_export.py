@@ -1,7 +1,5 @@
 """--export writes the model under every strategy, and it can be evaluated."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

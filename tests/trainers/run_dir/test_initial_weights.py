@@ -1,7 +1,5 @@
 """--initial_weights: a run begins with the weights of a Keras file."""
 
-from __future__ import annotations
-
 import pathlib
 
 import pytest

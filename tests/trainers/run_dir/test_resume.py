@@ -1,7 +1,5 @@
 """A run that is killed and resumed is the run that was never killed."""
 
-from __future__ import annotations
-
 import pathlib
 import shutil
 

@@ -1,7 +1,5 @@
 """report.record_steps: what a run keeps of every step, and that it is what happened."""
 
-from __future__ import annotations
-
 import itertools
 import pathlib
 

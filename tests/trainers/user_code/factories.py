@@ -1,7 +1,5 @@
 """Models and data of a user, named tests.trainers.user_code.factories:NAME."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

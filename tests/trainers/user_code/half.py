@@ -1,7 +1,5 @@
 """Models in half precision, as their module or their factory asks for it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

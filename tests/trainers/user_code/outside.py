@@ -1,7 +1,5 @@
 """Models with layers that were made outside of their factory, by a module."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -6,8 +6,6 @@ apart. It may be refused only if Keras's figure of the batch is not the mean of 
 figures of its examples, for then no division among replicas can have it.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import warnings

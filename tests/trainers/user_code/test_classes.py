@@ -1,7 +1,5 @@
 """Numbers of classes of users' models, and models that leave them open."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

@@ -1,7 +1,5 @@
 """Values that a factory of examples may return."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

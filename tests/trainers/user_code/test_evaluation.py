@@ -1,7 +1,5 @@
 """The loss that a run evaluates is the one of Keras's `evaluate`."""
 
-from __future__ import annotations
-
 import pathlib
 import re
 

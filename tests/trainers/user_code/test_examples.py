@@ -1,7 +1,5 @@
 """Models, data and steps of one's own, through the real entry point."""
 
-from __future__ import annotations
-
 import difflib
 import pathlib
 

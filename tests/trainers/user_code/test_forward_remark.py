@@ -1,7 +1,5 @@
 """A model whose predictions depend on the batch is named before the run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

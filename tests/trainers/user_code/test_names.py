@@ -1,7 +1,5 @@
 """Names of functions: from flags only, and refused in words if they lead nowhere."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 

@@ -1,7 +1,5 @@
 """Sums of losses and metrics of examples, compared with `fit` and `evaluate`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

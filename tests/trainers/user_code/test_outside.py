@@ -1,7 +1,5 @@
 """Layers, models and variables that a module has made belong to the run's strategy."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import pathlib

@@ -1,7 +1,5 @@
 """Models and data that cannot be trained are refused in one line, before a run."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import pwd

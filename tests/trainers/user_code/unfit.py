@@ -1,7 +1,5 @@
 """Models and data that cannot be trained: tests.trainers.user_code.unfit:NAME."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The analysis of a comparison: the content of comparison.json."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Caveats: facts that limit the verdicts of a comparison."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

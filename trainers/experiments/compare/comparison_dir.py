@@ -1,7 +1,5 @@
 """The folder of a comparison, which can be resumed."""
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 import shutil

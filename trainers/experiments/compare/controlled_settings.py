@@ -1,7 +1,5 @@
 """Controlled settings, which all arms of a comparison must share."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any

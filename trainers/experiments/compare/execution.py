@@ -1,7 +1,5 @@
 """The runs of a comparison, each in a separate process."""
 
-from __future__ import annotations
-
 import dataclasses
 import shlex
 from collections.abc import Sequence

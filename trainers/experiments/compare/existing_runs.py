@@ -1,7 +1,5 @@
 """Arms from finished runs: --runs."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import os

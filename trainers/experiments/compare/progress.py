@@ -1,7 +1,5 @@
 """Progress of a comparison: a table on a terminal, lines elsewhere."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 

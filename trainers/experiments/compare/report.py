@@ -1,7 +1,5 @@
 """The files of a comparison: report.html, report.md, comparison.json."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

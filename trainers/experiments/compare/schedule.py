@@ -1,7 +1,5 @@
 """The order of the runs of a comparison."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Sequence
 

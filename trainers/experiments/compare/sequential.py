@@ -9,8 +9,6 @@ Seeds may be added to a comparison that has ended undecided. A part of the error
 kept for the looks at them, so that it holds for all looks together.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Sequence

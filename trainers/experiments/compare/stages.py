@@ -1,7 +1,5 @@
 """The stages of a comparison: the seeds up to each look, and how it ends."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 

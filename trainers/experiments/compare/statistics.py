@@ -11,8 +11,6 @@ differences it contains the true value in 71 % of cases with 3 seeds, 82 % with 
 (`tests/trainers/experiments/compare/test_statistics.py` repeats this count for 5).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -1,7 +1,5 @@
 """The state of a comparison after a look: its verdicts, and arms that cannot win."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

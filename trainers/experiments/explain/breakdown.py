@@ -1,7 +1,5 @@
 """Seconds by phase of every task and replica of a run, from what its tasks wrote."""
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence

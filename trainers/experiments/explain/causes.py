@@ -1,7 +1,5 @@
 """Causes that make steps slow, each found by a rule over the shares of the time."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

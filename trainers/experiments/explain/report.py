@@ -1,7 +1,5 @@
 """The report of an explanation: lines, explain.json, explain.html and trace.json."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Reasons for which an arm is slower than another one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

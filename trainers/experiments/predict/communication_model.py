@@ -1,7 +1,5 @@
 """Communication cost of an update, by the way replicas exchange gradients."""
 
-from __future__ import annotations
-
 import dataclasses
 
 # A request for weights and its answer, a gradient and its confirmation.

@@ -10,8 +10,6 @@ to no gradients, so that its steps are messages and software. Bandwidths come fr
 emulated networks.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """Fits a performance model to short runs and estimates its error."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any

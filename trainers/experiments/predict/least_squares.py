@@ -1,7 +1,5 @@
 """Non-negative coefficients, and which of them the data identify."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Short runs over emulated networks, which have a link for each task."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """Predictions, bandwidths at which they cross, and their parts of predict.json."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

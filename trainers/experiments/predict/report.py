@@ -1,7 +1,5 @@
 """The report of a prediction: lines of text, and predict.json."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import time

@@ -1,7 +1,5 @@
 """Number of steps of a short run: as many as take a few seconds."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 

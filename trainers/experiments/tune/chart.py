@@ -1,7 +1,5 @@
 """The section of a report about the search, with its chart."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

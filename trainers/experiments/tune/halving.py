@@ -1,7 +1,5 @@
 """Successive halving: the better half of several values is tried in longer runs."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Sequence

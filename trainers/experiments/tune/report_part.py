@@ -1,7 +1,5 @@
 """The search in words, and in comparison.json."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The search of a comparison: short runs of every arm, each in a separate process."""
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 import shutil

@@ -4,8 +4,6 @@ Each line is one operation of the journal, as Optuna 4 and 5 write them
 (`optuna.storages.journal.JournalFileBackend`). Each arm is a study.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import time

@@ -1,7 +1,5 @@
 """The search that `--tune` asks for: its values and its runs."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Ablations: features that can make strategies differ, switched off."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence

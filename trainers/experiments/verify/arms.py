@@ -1,7 +1,5 @@
 """The arms of a verification and their reference."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from trainers.config.config import Config

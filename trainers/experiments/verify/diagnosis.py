@@ -1,7 +1,5 @@
 """The cause of a difference, from recordings and ablations."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Differences between two recordings of the same steps."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Collection, Mapping
 

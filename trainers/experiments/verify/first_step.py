@@ -4,8 +4,6 @@ Strategies share the code of losses and metrics, so that comparing them with eac
 cannot show a fault that all of them have.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The report of a verification: a table, lines of text, and verify.json."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence

@@ -7,8 +7,6 @@ from weights that differ in their last bit. What then differs is rounding alone 
 Carlo arithmetic: Parker, UCLA report CSD-970002, 1997).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

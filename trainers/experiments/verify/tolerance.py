@@ -1,7 +1,5 @@
 """The tolerance of a verification: differences that rounding alone explains."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The verdict on a strategy: identical, equivalent or different."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import math

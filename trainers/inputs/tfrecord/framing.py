@@ -5,8 +5,6 @@ bytes, `length` bytes of data, uint32 masked checksum of the data. The file may 
 compressed by gzip (tensorflow/core/lib/io/record_writer.h).
 """
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

@@ -4,8 +4,6 @@ A schema is written `name:type:shape,name:type`, such as
 `image:float32:28x28x1,label:int64`: one input, then the label.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -5,8 +5,6 @@ Keras keeps the trace of its step until `compile`. So do these: a program that c
 the rate of a Dropout layer, has no effect, as in Keras.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The model of a program: lent to a strategy for the time of a `fit`."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any, NoReturn

@@ -4,8 +4,6 @@ A function has the `tf.Variable`s of its trace: the program's, or during a `fit`
 strategy's. Models that share layers with the trained one have such functions as well.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import weakref

@@ -1,7 +1,5 @@
 """Opening of a program's data that are no arrays, as `fit` opens them."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import types

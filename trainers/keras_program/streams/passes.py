@@ -6,8 +6,6 @@ of their order, of its validation data and in callbacks from one generator, so t
 pass may be read before it begins.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn

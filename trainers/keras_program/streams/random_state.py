@@ -1,7 +1,5 @@
 """State of the generators that all code of a process draws from."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import sys

@@ -1,7 +1,5 @@
 """A program's PyDataset in an order that every process knows."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

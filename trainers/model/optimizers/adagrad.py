@@ -1,7 +1,5 @@
 """Adagrad that changes only the rows that a sparse gradient has."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

@@ -1,7 +1,5 @@
 """Adam and AdamW in one pass over the weights."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

@@ -1,7 +1,5 @@
 """Builds the optimizer of a run, or takes over that of the user."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

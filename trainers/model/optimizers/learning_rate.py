@@ -1,7 +1,5 @@
 """Learning rate by step, and its factor after a rollback."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

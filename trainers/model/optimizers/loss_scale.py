@@ -1,7 +1,5 @@
 """Factor of the loss that keeps float16 gradients from vanishing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

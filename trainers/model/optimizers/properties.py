@@ -1,7 +1,5 @@
 """Properties of optimizers that decide which strategies can use them."""
 
-from __future__ import annotations
-
 import keras
 
 from trainers.model.optimizers.adagrad import Adagrad

@@ -1,7 +1,5 @@
 """Models with several optimizers."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Replacements of functions that hold in some threads."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable, Iterator

@@ -6,8 +6,6 @@ all rows of a batch at once. A few elementwise operations compute the hashes of 
 rows. They support uint64 on CPUs, on GPUs and in XLA, with equal results.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Callable

@@ -7,8 +7,6 @@ of one step, this module replaces each counter by a value computed from the run'
 the step and the replica.
 """
 
-from __future__ import annotations
-
 import keras
 import tensorflow as tf
 

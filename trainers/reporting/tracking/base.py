@@ -1,7 +1,5 @@
 """Interface of experiment trackers."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -4,8 +4,6 @@ It uses only the client, and no global state of MLflow:
 https://mlflow.org/docs/latest/api_reference/python_api/mlflow.client.html
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -5,8 +5,6 @@ server, and importing its package takes a second. A failure causes one warning; 
 could not be sent is left out there and stays in the run folder.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import queue

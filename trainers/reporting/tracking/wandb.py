@@ -4,8 +4,6 @@ https://docs.wandb.ai/ref/python/. Its own environment variables configure the s
 and the account.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections.abc import Mapping

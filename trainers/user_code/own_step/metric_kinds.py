@@ -1,7 +1,5 @@
 """Kinds of metrics of a model's own step: by examples, by batches, by combinations."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """One of Keras's steps of a model, run on the rows of a replica."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Collection, Mapping, Sequence

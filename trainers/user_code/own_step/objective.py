@@ -6,8 +6,6 @@ of an `UpdateCatcher`. Metrics start from nothing in each step, and what a shard
 their variables is summed over replicas.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Collection, Mapping, Sequence, Set

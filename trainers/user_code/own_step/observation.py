@@ -1,7 +1,5 @@
 """Observation of a model's own step on a few examples and on halves of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 

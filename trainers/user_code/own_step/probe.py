@@ -1,7 +1,5 @@
 """A look at what a model's own steps do, on a few examples."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """Sources of the values a step reports: metrics, or numbers computed from them."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Replica step of a model whose class overrides `train_step`."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable, Mapping
 from typing import Any

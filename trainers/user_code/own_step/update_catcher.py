@@ -1,7 +1,5 @@
 """A scope that keeps the gradients which a model's own step hands to optimizers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

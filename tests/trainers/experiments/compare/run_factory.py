@@ -1,7 +1,5 @@
 """Run folders made by hand: what a comparison reads, with figures that are known."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import io

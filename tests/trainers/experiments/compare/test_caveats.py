@@ -1,7 +1,5 @@
 """Caveats at the beginning of a report, before its verdicts."""
 
-from __future__ import annotations
-
 import pytest
 
 from trainers.config.config import Config

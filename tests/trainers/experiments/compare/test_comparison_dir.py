@@ -1,7 +1,5 @@
 """The plan of a comparison: which commands continue it."""
 
-from __future__ import annotations
-
 import pathlib
 
 import pytest

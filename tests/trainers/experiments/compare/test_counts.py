@@ -1,7 +1,5 @@
 """Accuracies are counts: equal arms must rarely be called different."""
 
-from __future__ import annotations
-
 import pathlib
 
 import numpy as np

@@ -3,8 +3,6 @@
 test-exhaustive has real runs instead.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import pathlib

@@ -1,7 +1,5 @@
 """--mode=compare --runs: verdicts, remarks and files from runs made by hand."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import re

@@ -1,7 +1,5 @@
 """--mode=compare of a program that fails with some seeds, and of refused flags."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import subprocess

@@ -1,7 +1,5 @@
 """The arm `keras` of a comparison: a program's own `fit`, as if it ran alone."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 from typing import Any

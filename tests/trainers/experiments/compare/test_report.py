@@ -1,7 +1,5 @@
 """The report of a comparison: its first lines, and its look in a browser."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import pathlib

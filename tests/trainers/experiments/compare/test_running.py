@@ -1,7 +1,5 @@
 """--mode=compare with real runs: interrupted, continued, ended, looked at."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import re

@@ -1,7 +1,5 @@
 """Error rates of tests that are repeated after every seed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats

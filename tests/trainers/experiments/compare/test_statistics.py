@@ -1,7 +1,5 @@
 """Statistics against published values, and how often verdicts are right."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

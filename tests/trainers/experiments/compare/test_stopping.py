@@ -1,7 +1,5 @@
 """Stopping of a comparison, on recorded runs and on runs made by hand."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Mapping, Sequence
 

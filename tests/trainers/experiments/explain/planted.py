@@ -3,8 +3,6 @@
 A task reads its index from TF_CONFIG, so that a cause is on one task alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

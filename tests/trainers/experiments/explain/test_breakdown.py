@@ -1,7 +1,5 @@
 """Shares of the time and causes, from made-up phases of steps."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import Any

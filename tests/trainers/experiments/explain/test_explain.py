@@ -1,7 +1,5 @@
 """Explanations through the real entry point, with planted causes."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import shlex

@@ -1,7 +1,5 @@
 """The section of a report that says why an arm is slower."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 from collections.abc import Callable

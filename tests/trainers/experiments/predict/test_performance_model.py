@@ -3,8 +3,6 @@
 The times are written out here, by hand: none is computed by the model.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Sequence

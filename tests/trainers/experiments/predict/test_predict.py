@@ -1,7 +1,5 @@
 """--mode=predict as a user runs it."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

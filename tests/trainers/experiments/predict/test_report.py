@@ -1,7 +1,5 @@
 """Report of a prediction from made-up measurements."""
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 

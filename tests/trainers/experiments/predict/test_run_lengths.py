@@ -1,7 +1,5 @@
 """Tests of the number of steps of short runs."""
 
-from __future__ import annotations
-
 from trainers.cli import flags
 from trainers.experiments.predict.experiments import (
     Experiment,

@@ -1,7 +1,5 @@
 """--mode=compare --tune with real runs: interrupted, continued, reported."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import re

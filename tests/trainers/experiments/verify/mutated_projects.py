@@ -1,7 +1,5 @@
 """Copies of the project in which one thing is wrong on purpose."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib

@@ -3,8 +3,6 @@
 `test_planted_faults.py` has causes that repetitions find, with real runs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib

@@ -1,7 +1,5 @@
 """Differences between two steps, on made-up steps."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import pathlib

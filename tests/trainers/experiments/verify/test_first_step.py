@@ -1,7 +1,5 @@
 """The first row of a verification: Keras's own loss, metrics and gradients."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import shutil

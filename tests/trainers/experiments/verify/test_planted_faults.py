@@ -1,7 +1,5 @@
 """Known mistakes of distributed training: verify sees each, and names its cause."""
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 

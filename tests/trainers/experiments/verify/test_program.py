@@ -1,7 +1,5 @@
 """--mode=verify and --mode=compare of a program, with Keras's own fit as the first."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 

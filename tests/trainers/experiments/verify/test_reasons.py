@@ -1,7 +1,5 @@
 """Reasons not to compare a strategy: each belongs to its setting."""
 
-from __future__ import annotations
-
 import pathlib
 import types
 from typing import Any

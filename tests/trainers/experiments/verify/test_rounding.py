@@ -1,7 +1,5 @@
 """--mode=verify where the training itself amplifies rounding."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib

@@ -1,7 +1,5 @@
 """--mode=verify on the project as it is, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 from typing import Any

@@ -1,7 +1,5 @@
 """Adam in one pass is Keras's Adam."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The learning rate follows the global batch, and the run says what it is."""
 
-from __future__ import annotations
-
 import math
 import pathlib
 

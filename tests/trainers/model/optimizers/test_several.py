@@ -1,7 +1,5 @@
 """Tests of several optimizers in the place of one."""
 
-from __future__ import annotations
-
 import keras
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Random numbers of TensorFlow's operations in a step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ them chunks of a record with checksum, length and kind
 (https://github.com/google/leveldb/blob/main/doc/log_format.md).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import fnmatch
 import json

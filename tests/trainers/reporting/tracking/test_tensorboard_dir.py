@@ -1,7 +1,5 @@
 """--tensorboard_dir: event files outside the run folder."""
 
-from __future__ import annotations
-
 import pathlib
 import subprocess
 import sys

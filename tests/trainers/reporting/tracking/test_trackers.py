@@ -1,7 +1,5 @@
 """--trackers: what MLflow and Weights & Biases have, read back with their own code."""
 
-from __future__ import annotations
-
 import pathlib
 import shutil
 import subprocess

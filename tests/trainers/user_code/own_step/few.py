@@ -1,7 +1,5 @@
 """A few examples for a look at a model's own step."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """Updates of a step share a computation unless one needs what another has changed."""
 
-from __future__ import annotations
-
 import keras
 import pytest
 

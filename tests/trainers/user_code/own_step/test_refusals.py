@@ -1,7 +1,5 @@
 """A step of a model's own that cannot be computed anew in each pass is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

@@ -1,7 +1,5 @@
 """A step of a model's own that replicas cannot divide is named before the run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Optimizers as a step finds them after one of its updates has been caught."""
 
-from __future__ import annotations
-
 import keras
 import pytest
 import tensorflow as tf
