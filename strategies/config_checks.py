@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from strategies import registry
 from strategies.common.errors import UsageError
-from strategies.common.text import as_argument, shown
+from strategies.common.text import as_argument, counted, shown
 from strategies.processes.network_isolation import OFF
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def _check_devices(config: StrategyConfig) -> None:
         )
     if config.num_replicas not in (None, count):
         raise UsageError(
-            f"{choice} names {count} device(s) and --num_replicas="
+            f"{choice} names {counted(count, 'device')} and --num_replicas="
             f"{config.num_replicas} asks for others: leave one of them out."
         )
 

@@ -76,6 +76,16 @@ def plural(noun: str, count: int) -> str:
     return noun if count == 1 else f"{noun}s"
 
 
+def counted(count: int, noun: str) -> str:
+    """Returns a count with its noun, such as "1 core" or "2 cores"."""
+    return f"{count:,} {plural(noun, count)}"
+
+
+def every(interval: int, noun: str) -> str:
+    """Returns an interval in words, such as "every step" or "every 5 steps"."""
+    return f"every {noun if interval == 1 else counted(interval, noun)}"
+
+
 # TensorFlow 2.21 begins the message of an error in a function with where the operation
 # was made: "Graph execution error:", "Detected at node while/add defined at (most
 # recent call last):", and a line for each call.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
+from strategies.common.text import counted
 from strategies.devices.config import DeviceConfig
 from strategies.devices.gpu import memory_limit_mib, total_memory_mib
 from strategies.devices.parsing import DeviceChoice
@@ -45,8 +46,8 @@ def take_devices(
     """
     if choice.num_devices and wanted not in (None, choice.num_devices):
         raise UsageError(
-            f"{choice} names {choice.num_devices} device(s) and {setting}={wanted} "
-            "asks for others: leave one of them out."
+            f"{choice} names {counted(choice.num_devices, 'device')} and "
+            f"{setting}={wanted} asks for others: leave one of them out."
         )
     gpus = chosen_gpus(choice)
     # TensorFlow would take the memory of every visible GPU, chosen or not. It numbers
@@ -62,8 +63,8 @@ def take_devices(
     wanted = wanted or len(gpus)
     if wanted > len(gpus):
         raise UsageError(
-            f"{setting}={wanted} needs as many devices, and there are {len(gpus)} "
-            f"GPU(s) for it: use {len(gpus)} or fewer."
+            f"{setting}={wanted} needs as many devices, and this machine has "
+            f"{counted(len(gpus), 'GPU')} for it: use {len(gpus)} or fewer."
         )
     return [f"/device:GPU:{index}" for index in range(wanted)]
 

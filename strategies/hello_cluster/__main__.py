@@ -28,7 +28,7 @@ from strategies.cluster.spec import Cluster, check_roles, from_environment
 from strategies.common.errors import PeerLostError, UsageError
 from strategies.common.native_log import native_log_hidden, prepare_standard_streams
 from strategies.common.signals import learn_ends_of_children, requests_to_stop
-from strategies.common.text import shown
+from strategies.common.text import counted, shown
 from strategies.launcher.launch_config import Plan, local_cluster
 from strategies.launcher.launcher import Launcher
 from strategies.processes.parent import end_with_launcher
@@ -101,8 +101,9 @@ def _run_task(cluster: Cluster) -> int:
     for job, number in _NUM_TASKS.items():
         if len(cluster.addresses[job]) != number:
             raise UsageError(
-                f"TF_CONFIG key cluster.{job} lists {len(cluster.addresses[job])} "
-                f"task(s): this program has {number}."
+                f"TF_CONFIG key cluster.{job} lists "
+                f"{counted(len(cluster.addresses[job]), 'task')}: "
+                f"this program has {number}."
             )
     if has_remote(cluster.tasks().values()):
         raise UsageError(

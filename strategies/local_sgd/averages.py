@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from strategies.collectives.update_exchange import WIRE_TYPES
 from strategies.common.errors import UsageError
+from strategies.common.text import every
 from strategies.common.types import ReplicaFunction, Update
 from strategies.inner_loop.all_reduce import SumOverReplicas
 from strategies.inner_loop.loop import InnerLoop
@@ -119,7 +120,7 @@ class Averages:
     @property
     def schedule(self) -> str:
         """Steps at which averages are due, and the most bytes of a fragment."""
-        words = f"every {self._every} step(s)"
+        words = every(self._every, "step")
         if len(self._fragments) == 1:
             return words
         most = max(sum(map(self._sent_bytes, part)) for part in self._fragments)

@@ -132,7 +132,7 @@ def test_workers_do_what_replicas_of_one_process_do(tmp_path: pathlib.Path) -> N
     assert result["steps"] == 23
     assert result["examples_seen"] == result_of(one)["examples_seen"]
     assert result["communication"] == {
-        "algorithm": "ring all-reduce of weights, every 5 step(s)",
+        "algorithm": "ring all-reduce of weights, every 5 steps",
         "bytes_per_step_per_replica": round(WEIGHT_BYTES / 5),
     }
     done = processes.run("--mode=evaluate", f"--run_dir={run}")

@@ -114,9 +114,9 @@ def tf_config(num_workers: int, num_ps: int) -> str:
     [
         (["--num_workers=3"], None, "'--num_workers=3' is not accepted"),
         ([], "{", "TF_CONFIG is not JSON"),
-        ([], tf_config(3, 1), "cluster.worker lists 3 task(s): this program has 2"),
+        ([], tf_config(3, 1), "cluster.worker lists 3 tasks: this program has 2"),
         ([], tf_config(2, 0), "cluster.ps is missing"),
-        ([], tf_config(2, 2), "cluster.ps lists 2 task(s): this program has 1"),
+        ([], tf_config(2, 2), "cluster.ps lists 2 tasks: this program has 1"),
     ],
 )
 def test_wrong_use_is_one_line(

@@ -43,7 +43,7 @@ def test_workers_do_what_replicas_of_one_process_do(tmp_path: pathlib.Path) -> N
     # The kernel of the hidden layer is the first fragment, all others are the second.
     largest = 8 * 64 * 8
     assert result["communication"] == {
-        "algorithm": "ring all-reduce of changes of weights, as_is, every 5 step(s) "
+        "algorithm": "ring all-reduce of changes of weights, as_is, every 5 steps "
         f"in 2 fragments of at most {largest:,} bytes",
         "bytes_per_step_per_replica": round(WEIGHT_BYTES / 5),
     }

@@ -19,7 +19,7 @@ from strategies.processes.forked_process import Process
 from tests import processes
 from tests.markers import further
 from trainers.config.config import Config
-from trainers.modes.node_card import collect_node_info, differences
+from trainers.modes.node_comparison import collect_node_info, differences
 
 # An exchange takes a fraction of a second; a busy machine may need far more.
 SECONDS = 60.0
@@ -29,7 +29,7 @@ def worker(index: int, addresses: dict[str, tuple[str, ...]]) -> Cluster:
     return Cluster(job="worker", index=index, addresses=addresses)
 
 
-def test_every_task_gets_the_card_of_every_other() -> None:
+def test_every_task_gets_the_information_of_every_other() -> None:
     addresses = local_cluster({"worker": 3})
     with ThreadPoolExecutor(3) as pool:
         found = list(
@@ -41,8 +41,8 @@ def test_every_task_gets_the_card_of_every_other() -> None:
             )
         )
     for index, answers in enumerate(found):
-        cards = {task: answer.node_info for task, answer in answers.items()}
-        assert cards == {
+        received = {task: answer.node_info for task, answer in answers.items()}
+        assert received == {
             f"worker-{other}": {"rank": other, "task": f"worker-{other}"}
             for other in range(3)
             if other != index
@@ -145,7 +145,7 @@ def test_strangers_do_not_keep_tasks_from_meeting() -> None:
         assert first.result()["worker-1"].node_info == {"n": 1, "task": "worker-1"}
 
 
-def test_cards_are_compared() -> None:
+def test_information_of_nodes_is_compared() -> None:
     ours = json.loads(json.dumps(collect_node_info(Config())))
     assert list(differences("worker-1", ours, ours)) == []
     theirs = {
@@ -161,9 +161,9 @@ def test_cards_are_compared() -> None:
     assert "worker-1 was given --seed=1 (here 0):" in found[3][1]
 
 
-@pytest.mark.parametrize("card", [{}, {"versions": 1, "settings": []}])
-def test_a_card_may_hold_anything(card: dict[str, object]) -> None:
-    assert list(differences("worker-1", card, collect_node_info(Config())))
+@pytest.mark.parametrize("information", [{}, {"versions": 1, "settings": []}])
+def test_information_may_hold_anything(information: dict[str, object]) -> None:
+    assert list(differences("worker-1", information, collect_node_info(Config())))
 
 
 def doctor(

@@ -219,7 +219,7 @@ def test_without_one_nothing_is_kept_of_the_last_average() -> None:
     communication = assembly.strategy.communication(0)
     assert communication is not None
     assert communication.algorithm == (
-        f"weights to and from the first replica, every {EVERY} step(s)"
+        f"weights to and from the first replica, every {EVERY} steps"
     )
     anchors = linear(2, **{**SGD, "outer_momentum": 0.0}).strategy.replica_state()
     assert len(anchors) == plain + 2

@@ -10,7 +10,7 @@ from typing import Any
 
 from strategies import registry
 from strategies.base import Traits
-from strategies.cluster import node_info
+from strategies.cluster.node_info import exchange
 from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
 from strategies.common.errors import ExitCode
@@ -30,7 +30,7 @@ from trainers.loop.memory_estimate import (
 )
 from trainers.loop.parts import TrainingParts
 from trainers.modes.doctor_findings import Findings, Hardware, slow_settings
-from trainers.modes.node_card import (
+from trainers.modes.node_comparison import (
     collect_node_info,
     differences,
     in_words,
@@ -72,9 +72,9 @@ class _Checks:
             f"{config.strategy.strategy}, {config.model.model} on "
             f"{config.data.dataset}, {config.length.global_batch_size} examples a step",
         )
-        card = collect_node_info(config)
-        self._show_machine(card)
-        self.findings.add("problem", *unsupported(card))
+        node_info = collect_node_info(config)
+        self._show_machine(node_info)
+        self.findings.add("problem", *unsupported(node_info))
         # Every check runs even if an earlier one failed, so that one call reports all
         # problems.
         starts_here, cluster = self._find_cluster()
@@ -87,12 +87,12 @@ class _Checks:
             strategy.check_devices(config.strategy)
         replicas = self._dry_run(cluster)
         if cluster.addresses:
-            replicas = self._count_replicas(cluster, card, starts_here)
+            replicas = self._count_replicas(cluster, node_info, starts_here)
             if starts_here:
                 self._show_plan(cluster)
             else:
-                self._meet(cluster, card)
-        hardware = self._hardware(cluster, card, replicas, starts_here)
+                self._meet(cluster, node_info)
+        hardware = self._hardware(cluster, node_info, replicas, starts_here)
         self.findings.add("slow", *slow_settings(config, hardware))
 
     def _find_cluster(self) -> tuple[bool, Cluster]:
@@ -148,12 +148,12 @@ class _Checks:
         return self.config.strategy.num_replicas or 1
 
     def _count_replicas(
-        self, cluster: Cluster, card: Mapping[str, Any], starts_here: bool
+        self, cluster: Cluster, node_info: Mapping[str, Any], starts_here: bool
     ) -> int:
         tasks = len(self._computing(cluster))
         # The launcher divides this machine's GPUs among the tasks that compute.
         gpus = len(visible_gpus(os.environ)) // tasks
-        local = gpus if starts_here else len(card["gpus"])
+        local = gpus if starts_here else len(node_info["gpus"])
         # An asynchronous worker is one replica, regardless of its devices.
         replicas = tasks * max(1, local) if self.traits.synchronous else tasks
         size = self.config.length.global_batch_size
@@ -185,7 +185,7 @@ class _Checks:
     def _hardware(
         self,
         cluster: Cluster,
-        card: Mapping[str, Any],
+        node_info: Mapping[str, Any],
         replicas: int,
         starts_here: bool,
     ) -> Hardware:
@@ -196,18 +196,18 @@ class _Checks:
             # Emulated hosts are this machine.
             computing_here = len(hosts) if starts_here else hosts.count(own_host)
         return Hardware(
-            cores=card["cores"],
-            gpus=len(card["gpus"]),
+            cores=node_info["cores"],
+            gpus=len(node_info["gpus"]),
             gpus_of_driver=len(visible_gpus(os.environ)),
             replicas=replicas,
             computing_here=computing_here,
         )
 
-    def _show_machine(self, card: Mapping[str, Any]) -> None:
-        versions = ", ".join(f"{n} {v}" for n, v in card["versions"].items())
+    def _show_machine(self, node_info: Mapping[str, Any]) -> None:
+        versions = ", ".join(f"{n} {v}" for n, v in node_info["versions"].items())
         self.findings.show("versions", versions)
-        gpus = ", ".join(card["gpus"]) or "no GPU"
-        cores, memory = card["cores"], card["memory_mib"] / 1024
+        gpus = ", ".join(node_info["gpus"]) or "no GPU"
+        cores, memory = node_info["cores"], node_info["memory_mib"] / 1024
         total = os.cpu_count() or cores
         self.findings.show(
             "machine", f"{cores} of {total} cores, {memory:.1f} GiB of memory, {gpus}"
@@ -260,7 +260,7 @@ class _Checks:
                 "would be on this machine: start the command by srun.",
             )
 
-    def _meet(self, cluster: Cluster, card: Mapping[str, Any]) -> None:
+    def _meet(self, cluster: Cluster, node_info: Mapping[str, Any]) -> None:
         """Exchanges and compares node information with the doctors of other tasks."""
         seconds = self.config.strategy.startup_timeout_seconds
         self.findings.show(
@@ -270,10 +270,10 @@ class _Checks:
         )
         states = {cluster.task: "this task"}
         with self.findings.collect_errors():
-            for task, answer in node_info.exchange(cluster, card, seconds).items():
+            for task, answer in exchange(cluster, node_info, seconds).items():
                 if answer.node_info is not None:
                     states[task] = in_words(answer.node_info)
-                    for kind, text in differences(task, answer.node_info, card):
+                    for kind, text in differences(task, answer.node_info, node_info):
                         self.findings.add(kind, text)
                     continue
                 states[task] = f"not reached: {answer.problem}"

@@ -7,7 +7,7 @@ from typing import Literal
 
 from strategies.common.console import Console
 from strategies.common.errors import ExitCode, UsageError
-from strategies.common.text import plural
+from strategies.common.text import counted, every
 from trainers.config.config import Config
 from trainers.config.groups import option
 
@@ -55,7 +55,7 @@ class Findings:
                 self._console.say(f"{kind}: {text}")
         count = len(self._texts["problem"])
         if count:
-            self._console.say(f"not ready: {count} {plural('problem', count)}")
+            self._console.say(f"not ready: {counted(count, 'problem')}")
             return ExitCode.USAGE
         self._console.say("ready: this run would start")
         return ExitCode.DONE
@@ -89,12 +89,13 @@ def slow_settings(config: Config, hardware: Hardware) -> Iterator[str]:
         yield gpus_left_out(hardware.gpus_of_driver)
     if hardware.computing_here > cores and not hardware.gpus:
         yield (
-            f"{hardware.computing_here} tasks that compute would share {cores} "
-            f"core(s) here: use --num_workers={cores}, or more machines."
+            f"{hardware.computing_here} tasks that compute would share "
+            f"{counted(cores, 'core')} here: "
+            f"use --num_workers={cores}, or more machines."
         )
     if not traits.multi_process and replicas > cores and not hardware.gpus:
         yield (
-            f"{replicas} replicas would take turns on {cores} core(s): "
+            f"{replicas} replicas would take turns on {counted(cores, 'core')}: "
             f"use {_fewer_replicas(config, cores)} or fewer."
         )
     yield from _small_shards(config, replicas, traits.synchronous)
@@ -102,8 +103,8 @@ def slow_settings(config: Config, hardware: Hardware) -> Iterator[str]:
     threads = config.threads.intra_op_threads
     if threads > cores:
         yield (
-            f"--set=threads.intra_op_threads={threads} is more than the {cores} "
-            "core(s) that this process may use: leave it out."
+            f"--set=threads.intra_op_threads={threads} is more than the "
+            f"{counted(cores, 'core')} that this process may use: leave it out."
         )
 
 
@@ -117,8 +118,8 @@ def _fewer_replicas(config: Config, count: int) -> str:
 def gpus_left_out(count: int) -> str:
     """Returns advice on GPUs of the driver that TensorFlow cannot use."""
     return (
-        f"the driver has {count} GPU(s) and TensorFlow uses none: make install-gpu "
-        "brings the libraries it lacks."
+        f"the driver has {counted(count, 'GPU')} and TensorFlow uses none: "
+        "make install-gpu brings the libraries it lacks."
     )
 
 
@@ -128,8 +129,8 @@ def _small_shards(config: Config, replicas: int, synchronous: bool) -> Iterator[
     # Asynchronous replicas compute whole global batches.
     if synchronous and replicas > 1 and share < _FEW_EXAMPLES:
         yield (
-            f"each of {replicas} replicas would compute {share} example(s) of a "
-            "step, which costs little more than computing none: raise "
+            f"each of {replicas} replicas would compute {counted(share, 'example')} of "
+            "a step, which costs little more than computing none: raise "
             f"--global_batch_size to {_FEW_EXAMPLES * replicas} or more."
         )
 
@@ -141,9 +142,9 @@ def _frequent_interrupts(config: Config) -> Iterator[str]:
             "a call takes about 50 ms."
         )
     for name in ("histogram_every_steps", "eval_every_steps", "checkpoint_every_steps"):
-        every = getattr(config.report, name)
-        if every and every < _OFTEN:
+        interval = getattr(config.report, name)
+        if interval and interval < _OFTEN:
             yield (
-                f"{option(name)}={every} interrupts training every {every} step(s): "
-                "raise it to 100 or more."
+                f"{option(name)}={interval} interrupts training "
+                f"{every(interval, 'step')}: raise it to 100 or more."
             )

@@ -15,7 +15,7 @@ from strategies.common.errors import UsageError
 from trainers.config.config import Config
 from trainers.inputs.sources import StreamedSource
 from trainers.loop.parts import TrainingParts
-from trainers.modes.node_card import differences, source_digest
+from trainers.modes.node_comparison import differences, source_digest
 from trainers.reporting.result import examples_sha256, versions
 
 

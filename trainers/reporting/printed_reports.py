@@ -8,7 +8,7 @@ import keras
 
 from strategies.common.console import Console
 from strategies.common.private_apis.models import flat_layers
-from strategies.common.text import plural
+from strategies.common.text import counted
 from strategies.devices.assignment import describe, substitution
 from trainers.config.config import Config
 from trainers.config.program import is_sent_call
@@ -33,8 +33,7 @@ def print_startup_report(
 ) -> None:
     """Prints model, data, devices and folder of a run, with warnings."""
     strategy = parts.strategy
-    count = strategy.num_replicas
-    replicas = f"{count} {plural('replica', count)}"
+    replicas = counted(strategy.num_replicas, "replica")
     num_microbatches = parts.config.strategy.gradient_accumulation_steps
     if num_microbatches > 1:
         replicas += f" of {num_microbatches} micro-batches"

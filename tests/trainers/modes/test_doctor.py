@@ -13,7 +13,7 @@ from tests.cluster.test_confinement import WITHOUT_NAMESPACES, possible
 from tests.markers import chosen
 from trainers.config.config import Config
 from trainers.modes.doctor_findings import Hardware, slow_settings
-from trainers.modes.node_card import SUPPORTED
+from trainers.modes.node_comparison import SUPPORTED
 
 
 def consult(
@@ -137,27 +137,27 @@ SLOW: dict[str, tuple[dict[str, Any], dict[str, int], str]] = {
     "GPUs that TensorFlow lacks": (
         {},
         {"gpus_of_driver": 1},
-        "the driver has 1 GPU(s) and TensorFlow uses none",
+        "the driver has 1 GPU and TensorFlow uses none",
     ),
     "more tasks than cores": (
         {"strategy": "multi_worker_mirrored", "num_workers": 3},
         {"computing_here": 3},
-        "3 tasks that compute would share 2 core(s) here: use --num_workers=2",
+        "3 tasks that compute would share 2 cores here: use --num_workers=2",
     ),
     "more replicas than cores": (
         {"strategy": "mirrored"},
         {"replicas": 4},
-        "4 replicas would take turns on 2 core(s)",
+        "4 replicas would take turns on 2 cores",
     ),
     "more chosen devices than cores": (
         {"strategy": "mirrored", "devices": ("cpu:4",)},
         {"replicas": 4},
-        "4 replicas would take turns on 2 core(s): use --devices=cpu:2 or fewer",
+        "4 replicas would take turns on 2 cores: use --devices=cpu:2 or fewer",
     ),
     "tiny shares": (
         {"strategy": "multi_worker_mirrored", "global_batch_size": 15},
         {},
-        "each of 2 replicas would compute 7 example(s) of a step",
+        "each of 2 replicas would compute 7 examples of a step",
     ),
     "Python between steps": ({"steps_per_loop": 1}, {}, "--steps_per_loop=1 returns"),
     "histograms": (

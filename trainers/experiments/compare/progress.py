@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from strategies.common.console import Console
-from strategies.common.text import plural
+from strategies.common.text import counted
 from trainers.experiments.compare.schedule import Turn
 from trainers.experiments.compare.stopping import State
 from trainers.experiments.run_record import Run
@@ -65,7 +65,7 @@ class Progress:
         """Returns an estimate from the mean time of the runs so far."""
         left = len(self._turns) - self._num_ended()
         if not self._seconds:
-            return f"{left} {plural('run', left)} {self._left}"
+            return f"{counted(left, 'run')} {self._left}"
         seconds = left * sum(self._seconds) / len(self._seconds)
         minutes, seconds = divmod(round(seconds), 60)
         return f"{minutes}:{seconds:02} {self._left}"

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from strategies.common.text import every
 from trainers.config.config import Config
 from trainers.experiments.explain.breakdown import Breakdown
 
@@ -226,7 +227,7 @@ def _histograms(facts: Facts) -> Cause | None:
     kind, option = "summaries", "summary_every_steps"
     if interval == report.histogram_every_steps:
         kind, option = "histograms", "set=report.histogram_every_steps"
-    words = f"{kind} are written every {interval} step(s)"
+    words = f"{kind} are written {every(interval, 'step')}"
     remedy = f"write them less often: --{option}={100 * interval}"
     share = float(facts.shares("summary").max())
     return Cause("frequent_summaries", share, words, remedy)

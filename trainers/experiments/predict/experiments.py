@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 
 from strategies.common.errors import UsageError
-from strategies.common.text import as_argument
+from strategies.common.text import as_argument, counted
 from strategies.gradient_compression.choice import NONE, Compression
 from trainers.config.config import Config
 from trainers.config.data import DataConfig
@@ -157,8 +157,8 @@ def of_an_arm(arm: Arm, num_gpus: int) -> tuple[Experiment, ...]:
     if most < 3:
         raise UsageError(
             f"--mode=predict needs runs with 2 and 3 replicas, and --global_batch_size="
-            f"{batch} on {num_gpus or 'no'} GPU(s) allows for {most}: raise the batch, "
-            "or hide the GPUs with CUDA_VISIBLE_DEVICES=-1."
+            f"{batch} on {counted(num_gpus, 'GPU')} allows for {most}: raise the "
+            "batch, or hide the GPUs with CUDA_VISIBLE_DEVICES=-1."
         )
     arm = dataclasses.replace(arm, config=uncompiled(arm.config))
     return tuple(

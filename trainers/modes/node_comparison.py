@@ -39,10 +39,10 @@ def collect_node_info(config: Config) -> dict[str, Any]:
     }
 
 
-def unsupported(card: Mapping[str, Any]) -> Iterator[str]:
+def unsupported(node_info: Mapping[str, Any]) -> Iterator[str]:
     """Yields a line for each unsupported version of this process."""
     for name, accepted in SUPPORTED.items():
-        version = card["versions"][name]
+        version = node_info["versions"][name]
         if ".".join(version.split(".")[:2]) not in accepted:
             yield (
                 f"{name} {version} is not supported: install {' or '.join(accepted)} "
@@ -88,15 +88,15 @@ def differences(
         )
 
 
-def in_words(card: Mapping[str, Any]) -> str:
-    """Returns the devices in another task's card, any JSON object, as text."""
-    gpus = card.get("gpus")
+def in_words(node_info: Mapping[str, Any]) -> str:
+    """Returns the devices in another task's information, any JSON object, as text."""
+    gpus = node_info.get("gpus")
     count = len(gpus) if isinstance(gpus, list) else 0
-    return f"reached: {shown(card.get('cores'))} cores, {count} GPUs"
+    return f"reached: {shown(node_info.get('cores'))} cores, {count} GPUs"
 
 
-def _part(card: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    part = card.get(name)
+def _part(node_info: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = node_info.get(name)
     return part if isinstance(part, dict) else {}
 
 
