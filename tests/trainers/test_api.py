@@ -174,6 +174,7 @@ def test_the_notebook_runs(
     assert "<td>completed, 300 steps</td>" in shown.data["text/html"]
     is_same, *accuracies = eval_of(same.data["text/plain"])
     assert is_same is True
+    # Three of the 360 examples: one program reads the weights that the other wrote.
     assert accuracies[0] == pytest.approx(accuracies[1], abs=0.01)
     assert "image/png" in picture.data
     assert float(own.data["text/plain"]) > 0.8

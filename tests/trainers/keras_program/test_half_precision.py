@@ -45,7 +45,8 @@ def test_gradients_whose_sum_is_too_large_are_applied(
     (found,) = under(tmp_path, _TEXT, *flags)
     (plain,) = by_fit(tmp_path, _TEXT)
     for weights, expected in zip(found["weights"], plain["weights"], strict=True):
-        np.testing.assert_allclose(weights, expected, rtol=1e-2)
+        # Equal here; float16 rounds gradients by up to 5e-4 on each replica.
+        np.testing.assert_allclose(weights, expected, rtol=1e-3)
 
 
 _SAVED = """
@@ -88,4 +89,5 @@ def test_a_saved_model_is_read_again_with_its_scale(tmp_path: pathlib.Path) -> N
     # Without Adam's moments the last call would go another way.
     for one, other in zip(found, plain, strict=True):
         for weights, expected in zip(one["weights"], other["weights"], strict=True):
-            np.testing.assert_allclose(weights, expected, rtol=1e-3)
+            # Seen: 1.3e-7, of the mean over other shards in float32.
+            np.testing.assert_allclose(weights, expected, rtol=1e-5)

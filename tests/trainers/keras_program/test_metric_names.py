@@ -37,9 +37,9 @@ def test_a_metric_may_have_any_name(tmp_path: pathlib.Path) -> None:
     (plain,) = by_fit(tmp_path, _TEXT)
     assert set(found["history"]) == set(plain["history"])
     for name in _NAMES:
-        # In half precision, of which a half has other roundings than the whole.
+        # Equal here; float16 rounds by up to 5e-4, and halves may round otherwise.
         np.testing.assert_allclose(
-            found["history"][name], plain["history"][name], rtol=1e-2
+            found["history"][name], plain["history"][name], rtol=1e-3
         )
     assert processes.result_of(tmp_path / "run")["staleness"] is None
 
@@ -127,4 +127,5 @@ def test_two_losses_may_have_one_name(tmp_path: pathlib.Path) -> None:
     assert set(found["history"]) == set(plain["history"])
     assert "mse_loss" in plain["history"]
     for name, values in plain["history"].items():
-        np.testing.assert_allclose(found["history"][name], values, rtol=1e-5)
+        # Seen: 1e-16. Keras computes the loss in float32, with errors of 1e-7.
+        np.testing.assert_allclose(found["history"][name], values, rtol=1e-6)

@@ -83,7 +83,8 @@ def test_it_trains_as_the_model_itself(
         assert history.model is model
         assert history.history.keys() == expected.history.keys()
         for name, values in expected.history.items():
-            np.testing.assert_allclose(history.history[name], values, rtol=1e-5)
+            # Seen: 5e-8. Three replicas add in another order in float32.
+            np.testing.assert_allclose(history.history[name], values, rtol=1e-6)
         for one, two in ((model, other), (model.optimizer, other.optimizer)):
             for found, expected in zip(one.variables, two.variables, strict=True):
                 np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)

@@ -129,6 +129,7 @@ def test_layer_state_counts_with_the_weights() -> None:
 )
 def test_the_tolerance_is_as_documented(dtype: str, step: int, expected: float) -> None:
     found = tolerance(dtype, [64] * step)
+    # Documents give two digits.
     assert found == pytest.approx(expected, rel=0.03)
 
 
