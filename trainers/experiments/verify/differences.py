@@ -69,7 +69,8 @@ def constants_of(reference: Recording) -> Collection[str]:
     return {
         name
         for name in began
-        if np.array_equal(began[name], ended[name], equal_nan=True)
+        # A later call of `fit` can train a layer that was frozen: no constant.
+        if name in ended and np.array_equal(began[name], ended[name], equal_nan=True)
     }
 
 

@@ -78,6 +78,16 @@ def test_state_that_is_not_set_yet_is_equal_to_itself(tmp_path: pathlib.Path) ->
     assert agreement(2, set_, expected).quantities()["weights"].relative == math.inf
 
 
+def test_a_layer_that_is_frozen_at_first_is_no_constant(tmp_path: pathlib.Path) -> None:
+    """A second call of `fit` trains it: its weights are layer state before only."""
+    reference = Recording(tmp_path)
+    mask = {"mask": np.array([1.0])}
+    frozen = {**mask, "kernel": np.array([3.0])}
+    reference.write(1, changed(layer_state=frozen))
+    reference.write(2, changed(layer_state=mask))
+    assert constants_of(reference) == {"mask"}
+
+
 def test_a_constant_hides_no_difference_beside_it(tmp_path: pathlib.Path) -> None:
     reference = Recording(tmp_path)
     for step, mean in ((1, [3.0, 4.0]), (2, [6.0, 8.0])):

@@ -32,7 +32,8 @@ TWO_FITS = (
 )
 
 
-# A model that draws numbers of Keras, and those of TensorFlow in its steps.
+# A model that draws numbers of Keras, and numbers of TensorFlow in its steps. Its first
+# layer is frozen in the first of two calls of `fit`.
 _DRAWS = """
 import keras, numpy as np, tensorflow as tf
 
@@ -42,17 +43,20 @@ class Noise(keras.layers.Layer):
         return inputs + noise if training else inputs
 
 rows = np.random.default_rng(0).random((32, 3))
-layers = [keras.layers.Dropout(0.5), Noise(), keras.layers.Dense(1)]
+frozen = keras.layers.Dense(3, trainable=False)
+layers = [frozen, keras.layers.Dropout(0.5), Noise(), keras.layers.Dense(1)]
 model = keras.Sequential([keras.Input((3,)), *layers])
-model.compile("adam", "mse")
-model.fit(rows, rows[:, 0], batch_size=8, epochs=2)
+for trainable in False, True:
+    frozen.trainable = trainable
+    model.compile("adam", "mse")
+    model.fit(rows, rows[:, 0], batch_size=8, epochs=2)
 """
 
 
-def test_a_program_that_draws_trains_as_by_fit(tmp_path: pathlib.Path) -> None:
+def test_a_program_that_draws_and_thaws_trains_as_by_fit(tmp_path: pathlib.Path) -> None:
     program = tmp_path / "draws.py"
     program.write_text(_DRAWS)
-    _check_trains_as_by_fit(tmp_path, program, num_fits=1)
+    _check_trains_as_by_fit(tmp_path, program, num_fits=2)
 
 
 @pytest.mark.exhaustive
