@@ -50,7 +50,7 @@ for trainable in False, True:
 """
 
 
-def test_a_program_that_draws_and_thaws_trains_as_by_fit(
+def test_a_program_that_draws_and_thaws_is_the_same(
     tmp_path: pathlib.Path,
 ) -> None:
     program = tmp_path / "draws.py"
