@@ -6,10 +6,10 @@ strategy's. Models that share layers with the trained one have such functions as
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -29,8 +29,7 @@ class TracedModels:
             weakref.WeakValueDictionary()
         )
 
-    @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
+    def noted(self) -> AbstractContextManager[None]:
         """Notes the models that trace a function in the block, which runs a program."""
 
         def noting(name: str, make: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,8 +40,7 @@ class TracedModels:
 
             return call
 
-        with replaced(keras.Model, [f"make_{kind}" for kind in _KINDS], noting):
-            yield
+        return replaced(keras.Model, [f"make_{kind}" for kind in _KINDS], noting)
 
     def beside(self, model: keras.Model) -> list[keras.Model]:
         """Returns models outside of `model` that have some of its variables."""
