@@ -167,8 +167,7 @@ def run_loop(
             local_flags = SyncedFlags(
                 stop_requested=float(stop_requested()), step_seconds=step_seconds
             )
-            future = parts.loop_function(batches, stop - step, observe, local_flags)
-            results = future.fetch()
+            results = parts.loop_function(batches, stop - step, observe, local_flags)
             if length.step_delay_milliseconds:
                 results = _delayed(results, 1e-3 * length.step_delay_milliseconds)
         clock.add("input", float(results.input_seconds.sum()))
