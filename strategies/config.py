@@ -1,6 +1,7 @@
 """Settings of distribution strategies, without TensorFlow."""
 
 import dataclasses
+import functools
 from typing import ClassVar
 
 from strategies import registry
@@ -22,9 +23,6 @@ _MOST_TASKS = 1_000
 _MOST_REPLICAS = 1_000_000
 
 # Strategies that use some settings.
-_OF_CLUSTERS: UsedBy = {
-    "strategy": registry.names_where(lambda traits: traits.multi_process)
-}
 _OF_STAGES: UsedBy = {
     "strategy": registry.names_where(lambda traits: traits.is_model_parallel)
 }
@@ -41,6 +39,13 @@ _OF_AVERAGES: UsedBy = {
     "average": ("parameters",),
 }
 _OF_OUTER_OPTIMIZERS: UsedBy = {"outer_optimizer": ("sgd", "nesterov")}
+
+
+# Declares a setting of strategies of several processes.
+_of_clusters = functools.partial(
+    setting,
+    used_by={"strategy": registry.names_where(lambda traits: traits.multi_process)},
+)
 
 
 def _of_those_that_name(name: str) -> UsedBy:
@@ -209,13 +214,12 @@ class StrategyConfig:
         has_flag=False,
     )
 
-    num_workers: int | None = setting(
+    num_workers: int | None = _of_clusters(
         None,
         "Worker processes of a strategy that has several. "
         f"Default: {_DEFAULT_NUM_WORKERS}.",
         minimum=1,
         maximum=_MOST_TASKS,
-        used_by=_OF_CLUSTERS,
     )
     num_ps: int | None = setting(
         None,
@@ -231,58 +235,51 @@ class StrategyConfig:
         used_by=_of_those_that_name("collective_implementation"),
         has_flag=False,
     )
-    peer_timeout_seconds: float = setting(
+    peer_timeout_seconds: float = _of_clusters(
         10.0,
         "Seconds that a task may be silent until it counts as lost.",
         above=0,
-        used_by=_OF_CLUSTERS,
         has_flag=False,
     )
-    startup_timeout_seconds: float = setting(
+    startup_timeout_seconds: float = _of_clusters(
         60.0,
         "How long a cluster may take to assemble.",
         above=0,
-        used_by=_OF_CLUSTERS,
         has_flag=False,
     )
-    stop_timeout_seconds: float = setting(
+    stop_timeout_seconds: float = _of_clusters(
         10.0,
         "Seconds in which tasks that are asked to stop can save a checkpoint.",
         above=0,
-        used_by=_OF_CLUSTERS,
         has_flag=False,
     )
-    max_restarts: int | None = setting(
+    max_restarts: int | None = _of_clusters(
         None,
         "Restarts, from the newest checkpoint, of lost tasks of a cluster on this "
         "machine. Progress resets the count. 0: none. Default: "
         f"{_DEFAULT_MAX_RESTARTS}.",
         minimum=0,
         maximum=1_000,
-        used_by=_OF_CLUSTERS,
     )
-    isolate_network: str = setting(
+    isolate_network: str = _of_clusters(
         network_isolation.AUTO,
         "Give a cluster that is started on this machine a private network, which "
         "nobody else can reach. auto: if the machine allows it. required: refuse to "
         "start otherwise.",
         choices=network_isolation.CHOICES,
-        used_by=_OF_CLUSTERS,
         has_flag=False,
     )
-    emulated_bandwidth_mbit: float | None = setting(
+    emulated_bandwidth_mbit: float | None = _of_clusters(
         None,
         "Megabits a second that each task of a cluster on this machine sends and "
         "receives at most, over an emulated network. Default: loopback, no limit.",
         above=0,
         maximum=100_000,
-        used_by=_OF_CLUSTERS,
     )
-    allow_remote_hosts: bool = setting(
+    allow_remote_hosts: bool = _of_clusters(
         False,
         "Accept hosts other than loopback in TF_CONFIG or from Slurm. TensorFlow "
         "servers ask for no password, encrypt nothing and run any graph sent to them.",
-        used_by=_OF_CLUSTERS,
     )
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ direction shows as well. A task reads at most 64 KiB from another process, withi
 seconds. This module does not import TensorFlow.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -55,10 +56,18 @@ def exchange(
     missing = {t: a for t, a in cluster.tasks().items() if t != cluster.task}
     answers = {task: Answer() for task in missing}
     deadline = time.monotonic() + seconds
-    server = _InfoServer({**node_info, "task": cluster.task}, set(missing))
-    with hold_port(cluster) as listener, accepting(listener, server.answer):
+    own, unserved = {**node_info, "task": cluster.task}, set(missing)
+
+    def serve(connection: socket.socket) -> None:
+        # A port scan, or a mistake, is ignored.
+        with contextlib.suppress(OSError, ValueError):
+            asked = _receive(connection)
+            _send(connection, own)
+            unserved.discard(str(asked.get("task")))
+
+    with hold_port(cluster) as listener, accepting(listener, serve):
         # A task that has all answers still serves the tasks that have none yet.
-        while (missing or not server.is_done()) and time.monotonic() < deadline:
+        while (missing or unserved) and time.monotonic() < deadline:
             answers |= ask_each(missing, functools.partial(_ask, cluster.task))
             missing = {t: a for t, a in missing.items() if not answers[t].node_info}
             time.sleep(_SECONDS_BETWEEN_ROUNDS)
@@ -113,23 +122,3 @@ def _receive(connection: socket.socket) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise ValueError("not an object of JSON")
     return message
-
-
-class _InfoServer:
-    """Server that sends this task's node information to every valid request."""
-
-    def __init__(self, node_info: Mapping[str, Any], others: set[str]):
-        self._node_info = node_info
-        self._unanswered = others
-
-    def is_done(self) -> bool:
-        return not self._unanswered
-
-    def answer(self, connection: socket.socket) -> None:
-        """Answers a valid request, and ignores a port scan or a mistake."""
-        try:
-            asked = _receive(connection)
-            _send(connection, self._node_info)
-        except (OSError, ValueError):
-            return
-        self._unanswered.discard(str(asked.get("task")))

@@ -208,13 +208,6 @@ class StepPhases(NamedTuple):
     worker_seconds: np.ndarray | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class StepFuture:
-    """Results of steps that may still be running: `fetch` waits for them."""
-
-    fetch: Callable[[], StepResults]
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StepResults:
     """Results of a number of consecutive steps.
@@ -372,8 +365,8 @@ class LoopFunction(Protocol):
         num_steps: int,
         observe: SummaryLevel = SummaryLevel.NONE,
         local_flags: SyncedFlags | None = None,
-    ) -> StepFuture:
-        """Starts `num_steps` steps and observes the last of them."""
+    ) -> StepResults:
+        """Runs `num_steps` steps and observes the last of them."""
 
     def num_traces(self) -> int:
         """Returns the number of traces; above one, a shape or type has varied."""

@@ -21,7 +21,6 @@ from strategies.common.types import (
     GlobalBatches,
     ReplicaFunction,
     ReplicaOutputs,
-    StepFuture,
     StepResults,
     SummaryLevel,
     SyncedFlags,
@@ -92,16 +91,14 @@ class AsynchronousTowers:
         num_steps: int,
         observe: SummaryLevel = SummaryLevel.NONE,
         local_flags: SyncedFlags | None = None,
-    ) -> StepFuture:
+    ) -> StepResults:
         # Tracing temporarily changes layers, so that one thread traces all towers.
         if not self.num_traces():
             self.trace(batches)
         pieces = _pieces(batches.next_step, num_steps, observe, len(self._towers))
         batches.next_step += num_steps
-        running = _RunningSteps(
-            self._towers, batches, pieces, local_flags or SyncedFlags()
-        )
-        return StepFuture(running.fetch)
+        pending = _PendingPieces(batches, pieces, local_flags or SyncedFlags())
+        return pending.run(self._towers)
 
 
 class _Tower:
@@ -135,7 +132,7 @@ class _Tower:
         self, tower_input: TowerInput, piece: _Piece, local_flags: SyncedFlags
     ) -> StepResults:
         steps = self._input(tower_input, piece.first_step)
-        return self.loop(steps, piece.num_steps, piece.observe, local_flags).fetch()
+        return self.loop(steps, piece.num_steps, piece.observe, local_flags)
 
     def _input(self, tower_input: TowerInput, first_step: int) -> tuple[Any, tf.Tensor]:
         # The loop is traced with the first input. Later inputs read batches in the same
@@ -179,20 +176,15 @@ class _Tower:
             return {STALENESS: count - 1 - version}
 
 
-class _RunningSteps:
-    """Pieces of a call that towers are running."""
+class _PendingPieces:
+    """Pieces of a call that towers divide among themselves."""
 
     def __init__(
         self,
-        towers: Sequence[_Tower],
         tower_input: TowerInput,
         pieces: Sequence[_Piece],
         local_flags: SyncedFlags,
     ):
-        """Starts one thread for each tower.
-
-        The threads end after the last piece, or once a piece ends early.
-        """
         self._input = tower_input
         self._local_flags = local_flags
         # Reversed, because `pop` takes the last.
@@ -200,15 +192,16 @@ class _RunningSteps:
         self._lock = threading.Lock()
         self._done: list[tuple[int, int, StepResults]] = []
         self._failure: BaseException | None = None
-        self._threads = [
+
+    def run(self, towers: Sequence[_Tower]) -> StepResults:
+        """Runs a thread for each tower to the last piece, or until one ends early."""
+        threads = [
             threading.Thread(target=self._work, args=(index, tower), daemon=True)
             for index, tower in enumerate(towers)
         ]
-        for thread in self._threads:
+        for thread in threads:
             thread.start()
-
-    def fetch(self) -> StepResults:
-        for thread in self._threads:
+        for thread in threads:
             thread.join()
         if self._failure is not None:
             raise self._failure
@@ -216,7 +209,7 @@ class _RunningSteps:
         ordered = sorted(self._done, key=lambda done: done[0])
         parts = [results for _, _, results in ordered]
         names = [f"tower-{index}" for _, index, _ in ordered]
-        return join_results(parts, names, len(self._threads))
+        return join_results(parts, names, len(threads))
 
     def _work(self, index: int, tower: _Tower) -> None:
         try:

@@ -17,7 +17,6 @@ from strategies.common.private_apis.graphs import counted_alone, flat_call
 from strategies.common.types import (
     ReplicaFunction,
     ReplicaOutputs,
-    StepFuture,
     StepResults,
     SummaryLevel,
     SyncedFlags,
@@ -89,7 +88,7 @@ class InnerLoop:
         num_steps: int,
         observe: SummaryLevel = SummaryLevel.NONE,
         local_flags: SyncedFlags | None = None,
-    ) -> StepFuture:
+    ) -> StepResults:
         self._step.before_call()
         arguments = loop_arguments(num_steps, observe, local_flags or SyncedFlags())
         if self._flat_call is None:
@@ -100,7 +99,7 @@ class InnerLoop:
         self._step.input.keep(batches, left)
         results = self.results(outputs)
         self._step.after_call()
-        return StepFuture(lambda: results)
+        return results
 
     def _given(self, batches: Any) -> Any:
         """Returns the arguments of the function for the input of a call."""

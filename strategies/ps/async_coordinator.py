@@ -15,7 +15,6 @@ from strategies.cluster.resolver import task_of
 from strategies.common.private_apis.clusters import values_where_they_are
 from strategies.common.types import (
     ReplicaFunction,
-    StepFuture,
     StepResults,
     SummaryLevel,
     SyncedFlags,
@@ -75,7 +74,7 @@ class AsynchronousSteps:
         """Traces the loop and returns its graph."""
         # By a call with zero steps, because the input of a closure exists only on
         # workers.
-        self(batches, 0).fetch()
+        self(batches, 0)
         return self._loop.graph
 
     def num_traces(self) -> int:
@@ -87,7 +86,7 @@ class AsynchronousSteps:
         num_steps: int,
         observe: SummaryLevel = SummaryLevel.NONE,
         local_flags: SyncedFlags | None = None,
-    ) -> StepFuture:
+    ) -> StepResults:
         self._free_workers()
         self._num_calls += 1
         call = tf.constant(self._num_calls, tf.int64)
@@ -108,7 +107,7 @@ class AsynchronousSteps:
                 ),
             )
             closures.append(closure)
-        return StepFuture(lambda: self._results_of(closures))
+        return self._results_of(closures)
 
     def _run(
         self,

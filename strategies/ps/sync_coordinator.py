@@ -11,7 +11,6 @@ worker: no step passes through Python.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,6 @@ from strategies.common.private_apis.clusters import own_executor
 from strategies.common.types import (
     ReplicaFunction,
     ReplicaOutputs,
-    StepFuture,
     StepResults,
     SummaryLevel,
     SyncedFlags,
@@ -110,13 +108,12 @@ class SynchronousSteps:
         num_steps: int,
         observe: SummaryLevel = SummaryLevel.NONE,
         local_flags: SyncedFlags | None = None,
-    ) -> StepFuture:
+    ) -> StepResults:
         if batches.is_exhausted:
             # The closures read from the window that they were scheduled with.
             self.free_workers()
         self._start_workers(batches, num_steps)
-        lead = functools.partial(self._lead, num_steps, observe, local_flags)
-        return StepFuture(lambda: _in_thread(lead))
+        return _in_thread(lambda: self._lead(num_steps, observe, local_flags))
 
     def free_workers(self, patience_seconds: float | None = None) -> None:
         """Ends the workers' closures, so that other closures can be scheduled.
@@ -149,7 +146,7 @@ class SynchronousSteps:
     ) -> StepResults:
         # It waits for workers, and the coordinator's threads must not wait for it.
         with own_executor(), tf.device(self._leader), _advice_hidden():
-            results = self._loop(None, num_steps, observe, local_flags).fetch()
+            results = self._loop(None, num_steps, observe, local_flags)
         if self._under_way is not None:
             self._under_way.raise_failure()
         return results

@@ -1,7 +1,7 @@
 """Placement of variables on parameter servers, balanced by size."""
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -18,15 +18,13 @@ class BySize:
     def __init__(self, devices: Sequence[str]):
         self._bytes = dict.fromkeys(devices, 0)
 
-    @contextlib.contextmanager
-    def scope(self) -> Iterator[None]:
+    def scope(self) -> AbstractContextManager[None]:
         """Places variables that are made inside the block.
 
         Variables that have to be with another variable, such as the slots of an
         optimizer, stay with it. They add to the bytes of its device.
         """
-        with tf.variable_creator_scope(self._create):
-            yield
+        return tf.variable_creator_scope(self._create)
 
     def _create(self, next_creator: Any, **settings: Any) -> tf.Variable:
         value = settings.get("initial_value")

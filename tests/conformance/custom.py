@@ -72,7 +72,7 @@ def assemble_model(
 def train(assembly: TrainingParts, num_steps: int) -> dict[str, np.ndarray]:
     """Trains from the first step on; returns the sums [steps] by name."""
     batches = assembly.strategy.distribute(assembly.batches(0))
-    results = assembly.loop_function(batches, num_steps).fetch()
+    results = assembly.loop_function(batches, num_steps)
     assert results.applied_steps == num_steps
     return dict(results.sums)
 

@@ -199,7 +199,7 @@ class Subject:
         )
         loop_function = self._loop_function(layout)
         results = [
-            loop_function(batches, num_steps // calls, SummaryLevel.NORMS).fetch()
+            loop_function(batches, num_steps // calls, SummaryLevel.NORMS)
             for _ in range(calls)
         ]
         losses = [r.sums["loss"] / r.sums["examples"] for r in results]

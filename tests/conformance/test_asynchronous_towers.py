@@ -62,7 +62,7 @@ def assemble_calling(function: Callable[[], None], towers: int) -> TrainingParts
 
 def steps_of(assembly: TrainingParts, count: int) -> StepResults:
     batches = assembly.strategy.distribute(assembly.batches(0))
-    return assembly.loop_function(batches, count).fetch()
+    return assembly.loop_function(batches, count)
 
 
 @pytest.mark.parametrize("update", chosen(UPDATES, ["adamw"]))
@@ -110,7 +110,7 @@ def test_every_batch_is_computed_once_and_every_update_counted(towers: int) -> N
     assembly = assembled("tower", towers, update="async")
     batches = assembly.strategy.distribute(assembly.batches(0))
     calls = [
-        assembly.loop_function(batches, count, observe).fetch()
+        assembly.loop_function(batches, count, observe)
         for count, observe in (
             (1, SummaryLevel.NONE),
             (30, SummaryLevel.NORMS),

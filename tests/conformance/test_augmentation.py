@@ -50,7 +50,7 @@ def assembled(strategy: str, replicas: int) -> TrainingParts:
 
 def losses(assembly: TrainingParts, first_step: int, num_steps: int) -> np.ndarray:
     batches = assembly.strategy.distribute(assembly.batches(first_step))
-    return assembly.loop_function(batches, num_steps).fetch().sums["loss"]
+    return assembly.loop_function(batches, num_steps).sums["loss"]
 
 
 @functools.cache

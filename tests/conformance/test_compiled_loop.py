@@ -133,7 +133,7 @@ def test_a_transformer_trains_as_uncompiled(update: str) -> None:
         is_loop = parts.compilation.scope is Scope.LOOP
         assert is_loop == (jit_compile == "auto"), parts.compilation
         batches = parts.strategy.distribute(parts.batches(0))
-        assert parts.loop_function(batches, 10).fetch().applied_steps == 10
+        assert parts.loop_function(batches, 10).applied_steps == 10
         return [variable.numpy() for variable in parts.model.trainable_variables]
 
     for compiled, plain in zip(weights("auto"), weights("off"), strict=True):
@@ -144,7 +144,7 @@ def test_a_transformer_trains_as_uncompiled(update: str) -> None:
 def weights_after(parts: TrainingParts, calls: Sequence[int]) -> list[np.ndarray]:
     batches = parts.strategy.distribute(parts.batches(0))
     for count in calls:
-        results = parts.loop_function(batches, count).fetch()
+        results = parts.loop_function(batches, count)
         assert results.applied_steps == count
         assert len(results.step_seconds) == len(results.input_seconds) == count
         assert (results.step_seconds > 0).all()
@@ -170,9 +170,9 @@ def test_an_observed_step_is_described_as_without_xla() -> None:
     for jit_compile in ("on", "off"):
         parts = parts_of(jit_compile, dtype="float64")
         batches = parts.strategy.distribute(parts.batches(0))
-        call = parts.loop_function(batches, 5, SummaryLevel.HISTOGRAMS)
-        found[jit_compile] = call.fetch().details
-        assert not parts.loop_function(batches, 1).fetch().details
+        results = parts.loop_function(batches, 5, SummaryLevel.HISTOGRAMS)
+        found[jit_compile] = results.details
+        assert not parts.loop_function(batches, 1).details
     assert set(found["on"]) == set(found["off"])
     assert {"gradient_norm", "weight_norm"} < set(found["on"])
     for name, values in found["on"].items():
@@ -197,7 +197,7 @@ def test_nothing_that_is_not_finite_is_applied() -> None:
         is_loop = parts.compilation.scope is Scope.LOOP
         assert is_loop == (jit_compile == "on")
         batches = parts.strategy.distribute(parts.batches(0))
-        results = parts.loop_function(batches, 8).fetch()
+        results = parts.loop_function(batches, 8)
         assert parts.applied_steps() == results.applied_steps < 8
         assert results.first_not_finite is not None
         variables = [*parts.model.variables, *parts.optimizer.variables]

@@ -104,9 +104,9 @@ def assert_left_out(assembly: TrainingParts, expected: str) -> None:
     step = bad_step(assembly)
     assert step > 0, "no step before the bad one has changed anything"
     batches = assembly.strategy.distribute(assembly.batches(0))
-    assert assembly.loop_function(batches, step).fetch().first_not_finite is None
+    assert assembly.loop_function(batches, step).first_not_finite is None
     before = values(assembly)
-    results = assembly.loop_function(batches, 3).fetch()
+    results = assembly.loop_function(batches, 3)
     assert (results.applied_steps, results.attempted_steps) == (0, 1)
     assert np.isfinite(results.sums["loss"]).all()
     for now, then in zip(values(assembly), before, strict=True):
@@ -164,7 +164,7 @@ def test_towers_that_do_not_wait_leave_the_update_out_as_well() -> None:
         train_steps=18,
     )
     batches = assembly.strategy.distribute(assembly.batches(0))
-    results = assembly.loop_function(batches, 18).fetch()
+    results = assembly.loop_function(batches, 18)
     assert results.applied_steps < results.attempted_steps
     assert results.applied_steps == assembly.step.numpy()
     found = describe_divergence(assembly.model, assembly.layer_state, results)
@@ -187,7 +187,7 @@ def test_squares_beyond_the_type_are_clipped_like_any_gradient() -> None:
     )
     before = values(assembly)
     batches = assembly.strategy.distribute(assembly.batches(0))
-    assert assembly.loop_function(batches, 2).fetch().applied_steps == 2
+    assert assembly.loop_function(batches, 2).applied_steps == 2
     for now, then in zip(values(assembly)[:2], before[:2], strict=True):
         assert np.isfinite(now).all()
         # Two steps of learning rate 0.001 along a gradient of norm 1.
@@ -209,7 +209,7 @@ def test_a_norm_near_the_end_of_the_type_clips_nothing() -> None:
             clip_global_norm=clip_global_norm,
         )
         batches = assembly.strategy.distribute(assembly.batches(0))
-        assert assembly.loop_function(batches, 2).fetch().applied_steps == 2
+        assert assembly.loop_function(batches, 2).applied_steps == 2
         return values(assembly)
 
     for clipped, free in zip(trained(3e38), trained(None), strict=True):
@@ -225,7 +225,7 @@ def test_a_weight_that_no_step_changes_may_be_infinite(
 ) -> None:
     assembly = assembled(strategy, replicas, Mask)
     batches = assembly.strategy.distribute(assembly.batches(0))
-    assert assembly.loop_function(batches, 8).fetch().applied_steps == 8
+    assert assembly.loop_function(batches, 8).applied_steps == 8
     assembly.strategy.average_replica_variables()
     (mask,) = (v for v in assembly.model.weights if v.name == "mask")
     assert (mask.numpy() == -np.inf).all()
@@ -254,7 +254,7 @@ def test_a_loss_that_is_not_finite_is_told_from_gradients_that_are(
         global_batch_size=GLOBAL_BATCH_SIZE,
     )
     batches = assembly.strategy.distribute(assembly.batches(0))
-    results = assembly.loop_function(batches, 2).fetch()
+    results = assembly.loop_function(batches, 2)
     assert results.applied_steps == 0
     found = describe_divergence(assembly.model, assembly.layer_state, results)
     assert re.match(words, found), found
@@ -277,7 +277,7 @@ def test_the_first_variable_is_named_by_its_value_or_else_its_gradient(
     kernel = assembly.model.layers[layer].kernel
     kernel.assign(tf.fill(kernel.shape, np.inf))
     batches = assembly.strategy.distribute(assembly.batches(0))
-    results = assembly.loop_function(batches, 2).fetch()
+    results = assembly.loop_function(batches, 2)
     found = describe_divergence(assembly.model, assembly.layer_state, results)
     assert expected.format(assembly.model.name) in found
 

@@ -249,7 +249,7 @@ STALE: dict[str, Any] = {
 def overlapping(assembly: TrainingParts) -> TrainingParts:
     """Trains towers asynchronously, some of them on stale weights."""
     batches = assembly.strategy.distribute(assembly.batches(0))
-    results = assembly.loop_function(batches, OVERLAPPING_STEPS).fetch()
+    results = assembly.loop_function(batches, OVERLAPPING_STEPS)
     assert results.applied_steps == OVERLAPPING_STEPS
     # Without staleness no update could be lost.
     assert results.staleness is not None

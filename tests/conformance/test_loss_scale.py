@@ -143,7 +143,7 @@ def test_replicas_that_do_not_wait_learn_too(
     trained = subject(strategy, 2, "by_policy", **settings)
     assembly = trained.assembly
     batches = assembly.strategy.distribute(assembly.batches(0))
-    results = assembly.loop_function(batches, 30).fetch()
+    results = assembly.loop_function(batches, 30)
     losses = results.sums["loss"] / results.sums["examples"]
     assert results.applied_steps == len(losses) == int(assembly.step.numpy()) == 30
     assert np.isfinite(losses).all()

@@ -284,7 +284,7 @@ def test_idle_shares_are_those_of_theory(
         num_microbatches=num_microbatches,
     )
     batches = assembly.strategy.distribute(assembly.batches(0))
-    results = assembly.loop_function(batches, 4).fetch()
+    results = assembly.loop_function(batches, 4)
     assert results.stage_busy_seconds is not None
     assert results.pipeline_seconds is not None
     busy = np.median(results.stage_busy_seconds, axis=0)

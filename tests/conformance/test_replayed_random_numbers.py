@@ -56,7 +56,7 @@ def test_same_training_as_one_device(strategy: str, replicas: int) -> None:
 def test_a_run_that_goes_on_under_another_strategy_draws_what_it_would_have() -> None:
     def loss(assembly: TrainingParts, first_step: int, num_steps: int) -> np.ndarray:
         batches = assembly.strategy.distribute(assembly.batches(first_step))
-        return assembly.loop_function(batches, num_steps).fetch().sums["loss"]
+        return assembly.loop_function(batches, num_steps).sums["loss"]
 
     features = np.random.default_rng(0).normal(size=[25, 16])
     first, second = (

@@ -51,7 +51,7 @@ def test_of_replicas_with_unequal_shares(strategy: str) -> None:
         replica_statistics=True,
     )
     batches = assembly.strategy.distribute(assembly.batches(0))
-    results = assembly.loop_function(batches, 1, SummaryLevel.NORMS).fetch()
+    results = assembly.loop_function(batches, 1, SummaryLevel.NORMS)
     found = ReplicaStatistics().scalars(results)
     order = next(iter(assembly.batches(0).dataset(0, 1))).features.numpy()
     parts = [order[:2], order[2:4], order[4:]]

@@ -139,7 +139,7 @@ def largest_tensor(update: str, **settings: object) -> tuple[int, str]:
     tf.config.run_functions_eagerly(True)
     op_callbacks.add_op_callback(look)
     try:
-        assembly.loop_function(batches, 3).fetch()
+        assembly.loop_function(batches, 3)
     finally:
         op_callbacks.remove_op_callback(look)
         tf.config.run_functions_eagerly(False)

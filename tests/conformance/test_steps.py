@@ -53,7 +53,7 @@ def test_n_steps_are_n_applied_updates_from_one_trace(
             outcomes.append(outcome)
         assert_equal_bits(*outcomes)
     for observe in SummaryLevel:
-        assembly.loop_function(batches, 1, observe).fetch()
+        assembly.loop_function(batches, 1, observe)
     assert assembly.loop_function.num_traces() == 1
     assembly.evaluation.run()
     assembly.evaluation.run()
@@ -95,11 +95,11 @@ def test_a_loss_that_is_not_finite_leaves_the_weights_alone(
     (bad,) = (i for i, batch in enumerate(batches) if 40 in batch.indices.numpy())
     iterator = assembly.strategy.distribute(assembly.batches(0))
     if bad:
-        assert assembly.loop_function(iterator, bad).fetch().applied_steps == bad
+        assert assembly.loop_function(iterator, bad).applied_steps == bad
     before = [
         v.numpy() for v in (*assembly.model.weights, *assembly.optimizer.variables)
     ]
-    results = assembly.loop_function(iterator, 10).fetch()
+    results = assembly.loop_function(iterator, 10)
     assert results.applied_steps == 0
     assert len(results.sums["loss"]) == 1
     assert np.isnan(results.sums["loss"][0])
@@ -128,7 +128,7 @@ def test_a_metric_that_is_not_finite_changes_nothing_else(
         eval_global_batch_size=8,
     )
     batches = assembly.strategy.distribute(assembly.batches(0))
-    results = assembly.loop_function(batches, 12).fetch()
+    results = assembly.loop_function(batches, 12)
     assert results.applied_steps == 12
     assert np.isfinite(results.sums["loss"]).all()
     assert np.isinf(results.sums["odd"]).any()

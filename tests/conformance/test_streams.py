@@ -49,7 +49,7 @@ def assembled(config: Config) -> TrainingParts:
 
 def losses(assembly: TrainingParts, first_step: int, num_steps: int) -> np.ndarray:
     batches = assembly.strategy.distribute(assembly.batches(first_step))
-    return assembly.loop_function(batches, num_steps).fetch().sums["loss"]
+    return assembly.loop_function(batches, num_steps).sums["loss"]
 
 
 def of_several_replicas() -> list[str]:

@@ -33,35 +33,21 @@ def run_tool(
       description: Text of `--help` before the flags.
     """
     try:
-        exit_code = _exit_code_of(run, values, argv, description)
-        # Here, and not as Python ends, which would print a traceback.
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # A reader such as `head` closes the pipe early; this is no error.
-        silence_streams_that_fail()
-        return ExitCode.DONE
-    return exit_code
-
-
-def _exit_code_of(
-    run: Callable[[flags.FlagValues], int],
-    values: flags.FlagValues,
-    argv: Sequence[str],
-    description: str | None,
-) -> int:
-    """Does the work of `run_tool`, and says why it fails if it does."""
-    try:
         positional = read_arguments(values, argv)
-        # Before other checks, so that --help works beside other arguments.
-        if values.help:
-            print(description, values.get_help(include_special_flags=False), sep="\n")
-            return ExitCode.DONE
-        if positional:
+        # --help works beside any other arguments.
+        if positional and not values.help:
             raise UsageError(
                 f"{shown(positional[0])!r} is not a flag: give every setting as "
                 "--name=value."
             )
-        return run(values)
+        if values.help:
+            print(description, values.get_help(include_special_flags=False), sep="\n")
+        exit_code = ExitCode.DONE if values.help else run(values)
+        sys.stdout.flush()
+        return exit_code
+    except BrokenPipeError:
+        # A reader such as `head` closes the pipe early; this is no error.
+        return ExitCode.DONE
     except flags.Error as error:
         words = " ".join(str(error).split())
         print(f"error: {words}; --help lists all flags.", file=sys.stderr)
@@ -72,3 +58,6 @@ def _exit_code_of(
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
+    finally:
+        # Here, and not as Python ends, which would print a traceback.
+        silence_streams_that_fail()

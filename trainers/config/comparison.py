@@ -1,12 +1,13 @@
 """Settings of a comparison."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import ClassVar
 
 from strategies import registry
 from strategies.common.errors import UsageError
-from strategies.common.fields import UsedBy, check_settings, setting
+from strategies.common.fields import check_settings, setting
 from strategies.common.text import shown
 
 INITIAL_WEIGHTS = "initial_weights"
@@ -52,7 +53,8 @@ FEWEST_SEEDS = 3
 # Values that --tune tries in each arm unless --tune_runs says otherwise.
 DEFAULT_TUNE_RUNS = 8
 
-_OF_COMPARISONS: UsedBy = {"mode": ("compare",)}
+# Declares a setting of comparisons alone.
+_of_comparisons = functools.partial(setting, used_by={"mode": ("compare",)})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,96 +70,84 @@ class ComparisonConfig:
         choices=registry.names,
         used_by={"mode": ("compare", "verify", "predict")},
     )
-    arm: tuple[str, ...] | None = setting(
+    arm: tuple[str, ...] | None = _of_comparisons(
         None,
         "One more thing to compare, as 'name: flags', such as 'four: "
         "--strategy=mirrored --num_replicas=4'. Can be given several times.",
         repeatable=True,
-        used_by=_OF_COMPARISONS,
     )
-    runs: tuple[str, ...] | None = setting(
+    runs: tuple[str, ...] | None = _of_comparisons(
         None,
         "Compare finished runs instead: their folders, or folders that hold them. "
         "name:folder gives the arm a name.",
         path="folder",
-        used_by=_OF_COMPARISONS,
     )
-    seeds: int = setting(
+    seeds: int = _of_comparisons(
         5,
         "Runs of each arm, with --seed, --seed + 1, ... Fewer than 3 are too few to "
         "conclude anything. 3-10: as many of these as --until=verdict takes.",
         minimum=1,
         maximum=1000,
-        used_by=_OF_COMPARISONS,
         range_from="fewest_seeds",
     )
-    fewest_seeds: int | None = setting(
+    fewest_seeds: int | None = _of_comparisons(
         None,
         "Number of seeds after which --until=verdict looks for the first time; none "
         f"for {FEWEST_SEEDS}.",
         minimum=FEWEST_SEEDS,
         maximum=1000,
-        used_by=_OF_COMPARISONS,
         has_flag=False,
     )
-    until: str | None = setting(
+    until: str | None = _of_comparisons(
         None,
         "seeds: run all --seeds. verdict: look after every seed, and stop when every "
         "arm has its verdicts on speed and accuracy. none: verdict if --seeds is a "
         "range, such as 3-10.",
         choices=("seeds", "verdict"),
-        used_by=_OF_COMPARISONS,
     )
-    drop_losers: bool = setting(
+    drop_losers: bool = _of_comparisons(
         False,
         "With --until=verdict, stop running an arm once another is shown to be faster.",
-        used_by=_OF_COMPARISONS,
     )
-    tune: str | None = setting(
+    tune: str | None = _of_comparisons(
         None,
         "Before the comparison, search the best value of a setting for each arm in "
         "shorter runs, as name:low..high, such as learning_rate:1e-4..1e-1.",
-        used_by=_OF_COMPARISONS,
     )
-    tune_runs: int | None = setting(
+    tune_runs: int | None = _of_comparisons(
         None,
         "Values that --tune tries in each arm. Default: "
         f"{DEFAULT_TUNE_RUNS}, in all 37.5 percent of the steps of whole runs.",
         minimum=2,
         maximum=256,
-        used_by=_OF_COMPARISONS,
     )
-    speed_margin_percent: float = setting(
+    speed_margin_percent: float = _of_comparisons(
         10.0,
         "Speeds are called equivalent if they differ by less than this, in percent.",
         above=0,
         maximum=1000,
-        used_by=_OF_COMPARISONS,
         has_flag=False,
     )
-    accuracy_margin_points: float = setting(
+    accuracy_margin_points: float = _of_comparisons(
         0.5,
         "Accuracies are called equivalent if they differ by less than this, in "
         "percentage points.",
         above=0,
         below=100,
-        used_by=_OF_COMPARISONS,
         has_flag=False,
     )
-    target_accuracy: float | None = setting(
+    target_accuracy: float | None = _of_comparisons(
         None,
         "Report how long training takes to reach this accuracy, from 0 to 1; needs "
         "--eval_every_steps.",
         above=0,
         maximum=1,
-        used_by=_OF_COMPARISONS,
         has_flag=False,
     )
-    allow_different: tuple[str, ...] | None = setting(
+    allow_different: tuple[str, ...] | None = _of_comparisons(
         None,
         "Settings in which arms may differ although a comparison holds them fixed.",
         choices=tuple(HELD_FIXED),
-        used_by=_OF_COMPARISONS,
         has_flag=False,
     )
 

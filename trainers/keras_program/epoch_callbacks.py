@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainers.keras_program.epochs import Epochs
-from trainers.loop.loop import Always, Callback, StepEvent, When, While
+from trainers.loop.loop import Callback, StepEvent, When
 
 
 class TrainingStopped(Exception):
@@ -44,10 +44,10 @@ def callbacks_of(
         if epochs.is_stopped and not at_ends.is_due(event):
             end(event)
 
-    at_ends = While(lambda: True, epochs.next_end_of_epoch, with_equal_variables(end))
-    at_batches = While(
-        epochs.is_due_at_batch,
-        epochs.next_end_of_batch,
+    at_ends = When(with_equal_variables(end), epochs.next_end_of_epoch)
+    at_batches = When(
         with_equal_variables(end_batch),
+        epochs.next_end_of_batch,
+        holds=epochs.is_due_at_batch,
     )
-    return [Always(epochs.window), at_batches, at_ends]
+    return [When(epochs.window), at_batches, at_ends]

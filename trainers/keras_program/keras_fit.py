@@ -3,12 +3,13 @@
 import contextlib
 import math
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from strategies.common.private_apis.replaced import replaced_in
+from strategies.common.private_apis.replaced import replaced, replaced_in
 from trainers.user_code.own_step.model_step import all_metrics
 
 
@@ -67,25 +68,19 @@ class LossOfFit:
         return update_both
 
 
-@contextlib.contextmanager
 def whole_executions(
     model: keras.Model, num_steps: int, steps_per_epoch: int, most: int | None = None
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Lets executions of several steps end where epochs and the training end.
 
     Keras runs whole executions (`steps_per_execution`) until its data ends. The data of
     a program ends after an epoch; the data that `fit` gets here has the steps of all
     epochs. In the block executions have at most `most` steps, or the program's number.
     """
-    compiled = model.steps_per_execution
     common = math.gcd(num_steps, steps_per_epoch)
-    most = min(most or compiled, common)
+    most = min(most or model.steps_per_execution, common)
     size = max(size for size in range(1, most + 1) if common % size == 0)
-    model.steps_per_execution = size
-    try:
-        yield
-    finally:
-        model.steps_per_execution = compiled
+    return replaced(model, ["steps_per_execution"], lambda *_: size)
 
 
 def validation_in_executions(

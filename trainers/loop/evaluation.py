@@ -117,7 +117,7 @@ class Evaluation:
                 count = min(count, batches.steps_left())
             if on_batch and not step % most:
                 on_batch(step, None)
-            results = self._run_steps(batches, count).fetch()
+            results = self._run_steps(batches, count)
             summed = dict(results.sums)
             table = summed.pop(CONFUSION, None)
             if table is not None:

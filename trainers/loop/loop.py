@@ -7,6 +7,7 @@ Callbacks write files, evaluate and print only between two calls of the inner lo
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -56,85 +57,43 @@ Callback = Callable[[StepEvent], None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Every:
-    """Trigger for a callback at multiples of a number of steps, and at the end.
+class When:
+    """Callback with the steps at which it is due, the last step among them.
 
     Attributes:
-      steps: Number of steps between calls; None for only at the end.
       callback: Callback to run.
+      next_step: Function from a step to the first later one at which the callback is
+        due; None if it is due after every call of the inner loop.
       observe: Detail of the summaries of the step before the callback.
+      holds: Function that returns whether the callback is to run at present.
     """
 
-    steps: int | None
     callback: Callback
+    next_step: Callable[[int], float] | None = None
     observe: SummaryLevel = SummaryLevel.NONE
+    holds: Callable[[], bool] = lambda: True
 
     def next_after(self, step: int, last_step: int) -> int:
-        """Returns the next step at which the callback is due."""
-        if self.steps is None:
+        """Returns the step at which the next call of the inner loop has to end."""
+        if self.next_step is None or not self.holds():
             return last_step
-        return min(last_step, step + self.steps - step % self.steps)
+        return int(min(self.next_step(step), last_step))
 
     def is_due(self, event: StepEvent) -> bool:
-        due = self.steps is not None and event.step % self.steps == 0
-        return due or event.is_last
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class At:
-    """Trigger for a callback at ascending steps, and at the end of a shorter run."""
-
-    steps: Sequence[int]
-    callback: Callback
-    observe = SummaryLevel.NONE
-
-    def next_after(self, step: int, last_step: int) -> int:
-        """Returns the next step at which the callback is due."""
-        return min([last_step, *(due for due in self.steps if due > step)])
-
-    def is_due(self, event: StepEvent) -> bool:
-        is_early = event.is_last and event.step < self.steps[-1]
-        return event.step in self.steps or is_early
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Always:
-    """Trigger for a callback after every call of the inner loop."""
-
-    callback: Callback
-    observe = SummaryLevel.NONE
-
-    def next_after(self, step: int, last_step: int) -> int:
-        return last_step
-
-    def is_due(self, event: StepEvent) -> bool:
-        return True
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class While:
-    """Trigger for a callback at steps that a function names, while a condition holds.
-
-    Attributes:
-      holds: Function that returns whether the condition holds now.
-      next_step: Function that returns the first such step after a step.
-      callback: Callback to run.
-    """
-
-    holds: Callable[[], bool]
-    next_step: Callable[[int], int]
-    callback: Callback
-    observe = SummaryLevel.NONE
-
-    def next_after(self, step: int, last_step: int) -> int:
-        return min(self.next_step(step), last_step) if self.holds() else last_step
-
-    def is_due(self, event: StepEvent) -> bool:
+        if self.next_step is None:
+            return True
         is_end = event.is_last or self.next_step(event.step - 1) == event.step
         return is_end and self.holds()
 
 
-When = Every | At | Always | While
+def every(steps: int | None) -> Callable[[int], float]:
+    """Returns the next multiple of a number of steps; with None only the end is due."""
+    return lambda step: math.inf if steps is None else step + steps - step % steps
+
+
+def at(steps: Sequence[int]) -> Callable[[int], float]:
+    """Returns the next of some ascending steps."""
+    return lambda step: next((due for due in steps if due > step), math.inf)
 
 
 class StepsPerLoop:
@@ -208,8 +167,7 @@ def run_loop(
             local_flags = SyncedFlags(
                 stop_requested=float(stop_requested()), step_seconds=step_seconds
             )
-            future = parts.loop_function(batches, stop - step, observe, local_flags)
-            results = future.fetch()
+            results = parts.loop_function(batches, stop - step, observe, local_flags)
             if length.step_delay_milliseconds:
                 results = _delayed(results, 1e-3 * length.step_delay_milliseconds)
         clock.add("input", float(results.input_seconds.sum()))

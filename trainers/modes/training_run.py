@@ -31,7 +31,7 @@ from trainers.fault_tolerance.watchdog import Watchdog
 from trainers.inputs.sources import read_counter
 from trainers.keras_program.epoch_callbacks import TrainingStopped, callbacks_of
 from trainers.keras_program.epochs import Epochs
-from trainers.loop.loop import Always, At, Callback, Every, StepEvent, When, run_loop
+from trainers.loop.loop import Callback, StepEvent, When, at, every, run_loop
 from trainers.loop.parts import TrainingParts
 from trainers.modes.keras_step import record_keras_step
 from trainers.reporting.metrics import RunMetrics
@@ -244,7 +244,7 @@ class TrainingRun:
             batches,
             # The signals are last, because they raise: the callbacks of the step have
             # run.
-            [*self._callbacks(), Always(self.signals)],
+            [*self._callbacks(), When(self.signals)],
             self.metrics.clock,
             self.metrics.counters,
             diagnose=functools.partial(
@@ -262,31 +262,31 @@ class TrainingRun:
         config, reporter = self.parts.config.report, self.reporter
         callbacks: list[When] = [
             # First, so that the watchdog knows the step before slow callbacks run.
-            Always(self.watchdog),
-            Always(self.metrics),
-            Always(reporter.show_progress),
+            When(self.watchdog),
+            When(self.metrics),
+            When(reporter.show_progress),
         ]
         if config.profile_steps:
-            callbacks.append(At(config.profile_steps, reporter.profile))
+            callbacks.append(When(reporter.profile, at(config.profile_steps)))
         if config.record_steps:
             record = self._with_equal_variables(reporter.record_step)
-            callbacks.append(Every(1, record, SummaryLevel.NORMS))
+            callbacks.append(When(record, every(1), SummaryLevel.NORMS))
         # Metrics read the results of the step and no variables.
-        write = reporter.write_metrics
-        callbacks.append(Every(config.summary_every_steps, write, SummaryLevel.NORMS))
-        every = config.histogram_every_steps
-        if every:
+        write, due = reporter.write_metrics, every(config.summary_every_steps)
+        callbacks.append(When(write, due, SummaryLevel.NORMS))
+        if config.histogram_every_steps:
+            due = every(config.histogram_every_steps)
             histograms = self._with_equal_variables(reporter.write_histograms)
-            callbacks.append(Every(every, histograms, SummaryLevel.HISTOGRAMS))
+            callbacks.append(When(histograms, due, SummaryLevel.HISTOGRAMS))
         if self.epochs is not None:
             callbacks += callbacks_of(
                 self.epochs, self._evaluate, self._with_equal_variables
             )
         elif self.parts.evaluation.num_examples and config.evaluates:
             evaluate = self._with_equal_variables(self._evaluate)
-            callbacks.append(Every(self.parts.eval_every_steps, evaluate))
+            callbacks.append(When(evaluate, every(self.parts.eval_every_steps)))
         save = self._with_equal_variables(lambda _: self._save_checkpoint())
-        callbacks.append(Every(config.checkpoint_every_steps, save))
+        callbacks.append(When(save, every(config.checkpoint_every_steps)))
         return callbacks
 
     def _with_equal_variables(self, callback: Callable[[StepEvent], Any]) -> Callback:

@@ -9,7 +9,7 @@ import tensorflow as tf
 from strategies.common.console import Console
 from strategies.common.private_apis.graphs import graphs_collected
 from strategies.common.text import table_lines
-from strategies.common.types import LoopFunction, StepFuture, SummaryLevel, SyncedFlags
+from strategies.common.types import LoopFunction, StepResults, SummaryLevel, SyncedFlags
 from trainers.loop.parts import TrainingParts
 from trainers.reporting.run_description import short_name, variable_placements
 from trainers.reporting.tensorboard import Summaries, table
@@ -54,16 +54,15 @@ class PlacementRecorder:
         num_steps: int,
         observe: SummaryLevel = SummaryLevel.NONE,
         local_flags: SyncedFlags | None = None,
-    ) -> StepFuture:
+    ) -> StepResults:
         if self._tell is None:
             return self._run_steps(batches, num_steps, observe, local_flags)
         with graphs_collected() as graphs:
-            # fetch() waits for the steps: the graphs exist once the function has run.
-            results = self._run_steps(batches, num_steps, observe, local_flags).fetch()
+            results = self._run_steps(batches, num_steps, observe, local_flags)
         self._tell(_placed(graphs))
         # Later calls run the same graphs.
         self._tell = None
-        return StepFuture(lambda: results)
+        return results
 
 
 def _placed(graphs: Sequence[Any]) -> list[Placed]:

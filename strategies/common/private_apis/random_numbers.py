@@ -5,6 +5,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -22,10 +23,9 @@ _RANDOM_FUNCTIONS = (
 )
 
 
-@contextlib.contextmanager
 def random_functions_replaced(
     instead: Callable[[str, tf.Tensor], Callable[..., Any] | None],
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Replaces what draws random numbers in Keras, in the block.
 
     Layers and `keras.random` draw by the functions of one module (keras/src/backend/
@@ -49,8 +49,7 @@ def random_functions_replaced(
 
         return draw
 
-    with replaced(random, _RANDOM_FUNCTIONS, replacement):
-        yield
+    return replaced(random, _RANDOM_FUNCTIONS, replacement)
 
 
 # Operations that keep a counter, with an argument `seed` and one `seed2`.
@@ -106,10 +105,9 @@ def stateful_draws_replaced(
 SEED = "seed"
 
 
-@contextlib.contextmanager
 def _unseeded_draws_replaced(
     instead: Callable[[str], Callable[..., Any] | None],
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Replaces the seeds of what Keras draws without one, in the block.
 
     Each thread has a generator for them, which the first draw makes (keras/src/random/
@@ -129,14 +127,12 @@ def _unseeded_draws_replaced(
 
         return generator
 
-    with replaced(seed_generator, ["global_seed_generator"], replacement):
-        yield
+    return replaced(seed_generator, ["global_seed_generator"], replacement)
 
 
-@contextlib.contextmanager
 def _other_generators_replaced(
     instead: Callable[[str], Callable[..., Any] | None],
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Replaces the seeds of generators that no layer has, in the same way.
 
     In a `keras.StatelessScope` the generators of layers have values.
@@ -152,5 +148,4 @@ def _other_generators_replaced(
 
         return draw
 
-    with replaced(keras.random.SeedGenerator, ["next"], replacement):
-        yield
+    return replaced(keras.random.SeedGenerator, ["next"], replacement)

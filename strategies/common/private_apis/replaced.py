@@ -6,6 +6,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
@@ -43,8 +44,9 @@ def replaced_in(instance: Any, name: str, replacement: Any) -> Iterator[None]:
             setattr(instance, name, former)
 
 
-@contextlib.contextmanager
-def after_cleared_sessions(function: Callable[[], Any]) -> Iterator[None]:
+def after_cleared_sessions(
+    function: Callable[[], Any],
+) -> AbstractContextManager[None]:
     """Calls a function whenever the block clears Keras's session.
 
     `keras.utils.clear_session` has several names. It resets Keras's defaults, and then
@@ -59,8 +61,7 @@ def after_cleared_sessions(function: Callable[[], Any]) -> Iterator[None]:
 
         return reset_and_call
 
-    with replaced(tf.compat.v1, ["reset_default_graph"], with_function):
-        yield
+    return replaced(tf.compat.v1, ["reset_default_graph"], with_function)
 
 
 # Modules that define `Model` of Keras 2: of its own package, and of TensorFlow's copy.

@@ -1,8 +1,8 @@
 """Private names of variables."""
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -12,6 +12,8 @@ from tensorflow.python.ops.resource_variable_ops import (
     BaseResourceVariable,
     ResourceVariable,
 )
+
+from strategies.common.private_apis.replaced import replaced
 
 
 def copies_of(variable: tf.Variable) -> Sequence[tf.Variable]:
@@ -127,19 +129,16 @@ def refuse_plain_variables_in_scopes(
                 setattr(kind, name, refusing(method))
 
 
-@contextlib.contextmanager
-def variables_as_numbers() -> Iterator[None]:
+def variables_as_numbers() -> AbstractContextManager[None]:
     """Makes `float` and `int` of a Keras variable work under every strategy.
 
     A mirrored variable converts to NumPy and not to a number, and callbacks often call
     `float(self.model.optimizer.learning_rate)` (keras/src/backend/common/variables.py,
     `__float__`, calls `float` of the `tf.Variable`).
     """
-    kind = keras.Variable
-    former = kind.__float__, kind.__int__
-    kind.__float__ = lambda variable: float(variable.numpy())
-    kind.__int__ = lambda variable: int(variable.numpy())
-    try:
-        yield
-    finally:
-        kind.__float__, kind.__int__ = former
+    kinds: dict[str, Callable[[Any], float]] = {"__float__": float, "__int__": int}
+    return replaced(
+        keras.Variable,
+        kinds,
+        lambda name, _: lambda variable: kinds[name](variable.numpy()),
+    )

@@ -9,7 +9,7 @@ from strategies.common.errors import UsageError
 from tests.markers import further
 from tests.processes import train
 from trainers.config.config import Config
-from trainers.loop.loop import At
+from trainers.loop.loop import When, at
 
 SMALL = (
     *("--model=mlp", "--hidden_units=8", "--train_steps=30", "--steps_per_loop=5"),
@@ -89,8 +89,8 @@ def test_other_than_two_steps_are_refused(steps: tuple[int, ...]) -> None:
 
 
 def test_calls_end_at_the_steps_of_a_hook() -> None:
-    at = At((7, 13), lambda report: None)
-    assert [at.next_after(step, 30) for step in (0, 6, 7, 12, 13, 20)] == [
+    when = When(lambda report: None, at((7, 13)))
+    assert [when.next_after(step, 30) for step in (0, 6, 7, 12, 13, 20)] == [
         *(7, 7, 13, 13, 30, 30)
     ]
-    assert at.next_after(8, 10) == 10
+    assert when.next_after(8, 10) == 10

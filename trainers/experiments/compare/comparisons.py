@@ -1,10 +1,7 @@
 """The comparisons of every arm with the control, metric by metric."""
 
-from __future__ import annotations
-
-import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainers.config.comparison import FEWEST_SEEDS, ComparisonConfig
@@ -38,6 +35,9 @@ _RATIOS = {
     "peak_memory_mib": ("more memory", "less memory", "memory"),
 }
 _DIFFERENCES = (ACCURACY, "eval_loss", "train_loss")
+
+# Entry of `comparisons` in comparison.json, and its differences by seed if it has any.
+_Compared = tuple[dict[str, Any], Paired | None]
 
 
 def metrics_of(by_arm: RunsByArm, settings: ComparisonConfig) -> list[str]:
@@ -77,34 +77,31 @@ def compare_with_control(
     """
     others = [name for name in by_arm if name != control]
     level = look.level(SIGNIFICANCE, 2)
-    found = []
+    families: dict[str, list[_Compared]] = {}
+    entries = []
     for metric in metrics:
         for arm in others:
             differences, reason = differences_by_seed(
                 by_arm[arm], by_arm.get(control or "", []), metric, settings
             )
-            entry = _empty_entry(metric, arm, control, len(differences), reason)
-            compared = _Compared(entry)
-            found.append(compared)
+            summary = None
             if differences:
-                compared.describe(
-                    paired(
-                        differences,
-                        resolution=resolution_of(metric, by_arm[arm]),
-                        confidence=1 - level,
-                        with_bootstrap=with_bootstrap,
-                    )
+                summary = paired(
+                    differences,
+                    resolution=resolution_of(metric, by_arm[arm]),
+                    confidence=1 - level,
+                    with_bootstrap=with_bootstrap,
                 )
-    families: dict[str, list[_Compared]] = {}
-    for comparison in found:
-        metric = comparison.entry["metric"]
-        family = "deciding" if metric in DECIDING else metric
-        families.setdefault(family, []).append(comparison)
+            entries.append(_entry(metric, arm, control, summary, reason))
+            family = "deciding" if metric in DECIDING else metric
+            families.setdefault(family, []).append((entries[-1], summary))
     for members in families.values():
         _test(members, settings, look)
-    for comparison in found:
-        comparison.judge()
-    return [comparison.entry for comparison in found]
+    for entry in entries:
+        if entry["kind"] == "ratio" or entry["metric"] == ACCURACY:
+            kind, words = verdict_of(entry)
+            entry["verdict"] = {"kind": kind, "words": words}
+    return entries
 
 
 def differences_by_seed(
@@ -156,105 +153,81 @@ def margin_of(metric: str, settings: ComparisonConfig) -> float | None:
     return settings.accuracy_margin_points / 100 if metric == ACCURACY else None
 
 
-@dataclasses.dataclass(slots=True)
-class _Compared:
-    """One entry of `comparisons` in comparison.json while it is made.
+def _back(metric: str, value: float) -> float:
+    """Converts a difference of logarithms into a ratio; returns others as they are.
 
-    Attributes:
-      entry: Entry, with None for all that is unknown yet.
-      summary: Differences, for ratios of logarithms; None without any.
+    The ratio is limited to what a float can hold: the interval of very few, very
+    different runs can be wider than that.
     """
-
-    entry: dict[str, Any]
-    summary: Paired | None = None
-
-    @property
-    def is_ratio(self) -> bool:
-        return self.entry["kind"] == "ratio"
-
-    def describe(self, summary: Paired) -> None:
-        """Writes the estimate and its intervals."""
-        self.summary = summary
-        self.entry["estimate"] = self.back(summary.mean)
-        self.entry["deviation"] = summary.deviation
-        for name in ("interval", "bootstrap_interval"):
-            ends = getattr(summary, name)
-            self.entry[name] = (
-                None if ends is None else [self.back(end) for end in ends]
-            )
-
-    def back(self, value: float) -> float:
-        """Converts a difference of logarithms into a ratio; returns others as they are.
-
-        The ratio is limited to what a float can hold: the interval of very few, very
-        different runs can be wider than that.
-        """
-        if not self.is_ratio:
-            return value
-        # exp(710) is beyond float64.
-        return math.exp(min(max(value, -700.0), 700.0))
-
-    def judge(self) -> None:
-        """Writes the verdict, of metrics that have one."""
-        entry = self.entry
-        if self.is_ratio or entry["metric"] == ACCURACY:
-            kind, words = verdict_of(entry)
-            entry["verdict"] = {"kind": kind, "words": words}
+    if metric not in _RATIOS:
+        return value
+    # exp(710) is beyond float64.
+    return math.exp(min(max(value, -700.0), 700.0))
 
 
-def _empty_entry(
-    metric: str, arm: str, control: str | None, num_pairs: int, reason: str
+def _entry(
+    metric: str, arm: str, control: str | None, summary: Paired | None, reason: str
 ) -> dict[str, Any]:
-    return {
+    """Returns an entry of comparison.json, with None for what tests find."""
+    entry: dict[str, Any] = {
         "metric": metric,
         "arm": arm,
         "control": control,
         "kind": "ratio" if metric in _RATIOS else "difference",
         "words": list(_RATIOS.get(metric, ())),
-        "num_pairs": num_pairs,
+        "num_pairs": summary.num_pairs if summary else 0,
         "reason": reason,
         **dict.fromkeys(("estimate", "interval", "bootstrap_interval", "deviation")),
         **dict.fromkeys(("p_value", "p_value_looks", "p_value_holm", "detectable")),
         "equivalence": None,
         "verdict": None,
     }
+    if summary is not None:
+        entry["estimate"] = _back(metric, summary.mean)
+        entry["deviation"] = summary.deviation
+        for name in ("interval", "bootstrap_interval"):
+            if (ends := getattr(summary, name)) is not None:
+                entry[name] = [_back(metric, end) for end in ends]
+    return entry
 
 
-def _test(family: Iterable[_Compared], settings: ComparisonConfig, look: Look) -> None:
+def _test(family: Sequence[_Compared], settings: ComparisonConfig, look: Look) -> None:
     """Tests a family of comparisons for differences, and for equivalence."""
     level = look.level(SIGNIFICANCE, 2)
-    tested: list[tuple[_Compared, Paired]] = []
-    for compared in family:
-        entry, summary = compared.entry, compared.summary
+    tested: list[tuple[dict[str, Any], Paired]] = []
+    for entry, summary in family:
         # With fewer seeds the estimate is reported, but nothing is tested.
         if summary is None or summary.p_value is None:
             continue
         if summary.num_pairs < FEWEST_SEEDS:
             continue
-        tested.append((compared, summary))
+        tested.append((entry, summary))
         entry["p_value"] = summary.p_value
         entry["p_value_looks"] = look.adjusted_p_value(summary.p_value, 2)
         entry["p_value_holm"] = entry["p_value_looks"]
         margin = margin_of(entry["metric"], settings)
         if margin is not None:
             p_value = equivalence_p_value(summary, margin)
+            is_speed = entry["metric"] == SPEED
             entry["equivalence"] = {
                 "margin": settings.speed_margin_percent
-                if compared.is_ratio
+                if is_speed
                 else settings.accuracy_margin_points,
-                "unit": "percent" if compared.is_ratio else "points",
+                "unit": "percent" if is_speed else "points",
                 "p_value": p_value,
                 "p_value_looks": look.adjusted_p_value(p_value, 1),
                 "p_value_holm": None,
             }
     # Values that are equal in all seeds can never be called different, so that they
     # take no part of the error rate.
-    uncertain = [c.entry for c, summary in tested if summary.deviation or summary.mean]
+    uncertain = [
+        entry for entry, summary in tested if summary.deviation or summary.mean
+    ]
     _correct(uncertain)
-    _correct([c.entry["equivalence"] for c, _ in tested if c.entry["equivalence"]])
-    for compared, summary in tested:
+    _correct([entry["equivalence"] for entry, _ in tested if entry["equivalence"]])
+    for entry, summary in tested:
         least = detectable(summary, max(len(uncertain), 1), level)
-        compared.entry["detectable"] = compared.back(least)
+        entry["detectable"] = _back(entry["metric"], least)
 
 
 def _correct(tests: Sequence[dict[str, Any]]) -> None:

@@ -4,10 +4,10 @@ A function has the `tf.Variable`s of its trace: the program's, or during a `fit`
 strategy's. Models that share layers with the trained one have such functions as well.
 """
 
-import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -27,8 +27,7 @@ class TracedModels:
             weakref.WeakValueDictionary()
         )
 
-    @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
+    def noted(self) -> AbstractContextManager[None]:
         """Notes the models that trace a function in the block, which runs a program."""
 
         def noting(name: str, make: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,8 +38,7 @@ class TracedModels:
 
             return call
 
-        with replaced(keras.Model, [f"make_{kind}" for kind in _KINDS], noting):
-            yield
+        return replaced(keras.Model, [f"make_{kind}" for kind in _KINDS], noting)
 
     def beside(self, model: keras.Model) -> list[keras.Model]:
         """Returns models outside of `model` that have some of its variables."""

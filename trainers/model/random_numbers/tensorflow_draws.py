@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -60,8 +61,9 @@ class TensorFlowDraws:
         with self._steps.having(step):
             yield step
 
-    @contextlib.contextmanager
-    def keyed_in_steps(self, model: keras.Model, key: tf.Variable) -> Iterator[None]:
+    def keyed_in_steps(
+        self, model: keras.Model, key: tf.Variable
+    ) -> AbstractContextManager[None]:
         """Draws the numbers of each step that `fit` traces in the block, by its key."""
         train_step = python_of(model.train_step)
 
@@ -69,8 +71,7 @@ class TensorFlowDraws:
             with self.keyed(key):
                 return train_step(data)
 
-        with replaced_in(model, "train_step", with_key):
-            yield
+        return replaced_in(model, "train_step", with_key)
 
     def _instead(self, name: str) -> Callable[..., tf.Tensor] | None:
         """Returns a function to call in place of an operation; None to call that."""
