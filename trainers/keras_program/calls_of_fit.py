@@ -113,7 +113,7 @@ class CallsOfFit:
             if exit_code == ExitCode.DONE:
                 # Also of a run that was complete before.
                 epochs.finalize()
-                epochs.callbacks.share_history()
+                epochs.callbacks.share_results()
                 self._begin_next_phase(parts)
         except CallbackError:
             self._begin_next_phase(parts)
