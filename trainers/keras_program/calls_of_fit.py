@@ -19,6 +19,7 @@ from trainers.keras_program.data import (
     check_rollback,
     check_streams,
     data_of_fit,
+    shuffles_of_fit,
     validates_on_nothing,
     validates_on_shuffled,
 )
@@ -154,6 +155,8 @@ class CallsOfFit:
         loops_together = self._config.strategy.traits.loops_together
         read_in = self._variables.read_in if loops_together else None
         epochs = Epochs(arguments, parts, self._cluster.is_chief, fit, read_in)
+        if loops_together and len(self._cluster.computing) > 1:
+            epochs.callbacks.shuffles = shuffles_of_fit(arguments)
         remarks = [epochs.lengths.remark(epochs.num_steps)]
         for name in ("steps_per_epoch", "validation_steps"):
             remarks.append(epochs.executions.remark(name, getattr(arguments, name)))

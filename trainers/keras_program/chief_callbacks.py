@@ -1,7 +1,7 @@
 """Callbacks of a `fit`: they run on the chief, and all tasks get what they change."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from strategies.base import Strategy
 from strategies.common.errors import UsageError
+from strategies.common.private_apis.fit_data import iterated, shuffles_of
 from strategies.common.private_apis.variables import variables_as_numbers
 from trainers.keras_program.callback_state import (
     CallbackState,
@@ -49,6 +50,8 @@ class ChiefCallbacks:
       adds_to_file: True if a callback adds rows to a file of an earlier training.
       ask_to_stop: True if a callback has asked to stop the training.
       own_variables: Variables beside the model that its steps read.
+      shuffles: Ids of the shuffles of the data, as of `shuffles_of`, that callbacks
+        must not read, because tasks that call none would have another order.
       is_over: True if the `fit` was completed by an earlier process.
     """
 
@@ -69,6 +72,7 @@ class ChiefCallbacks:
         )
         self.ask_to_stop = False
         self.own_variables: Sequence[tf.Variable] = ()
+        self.shuffles: Collection[int] = ()
         self._parts = parts
         self._is_chief = is_chief
         self._are_given = bool(given)
@@ -142,14 +146,24 @@ class ChiefCallbacks:
 
         Raises:
           CallbackError: A callback has raised an error.
+          UsageError: A callback has put the data of other tasks out of step.
         """
+        read: list[tf.data.Dataset] = []
+        name = f"{moment} of a callback"
         try:
-            with wrap_user_errors(f"{moment} of a callback"), variables_as_numbers():
+            with wrap_user_errors(name), variables_as_numbers(), iterated(read):
                 getattr(self._all, moment)(*arguments)
         except UsageError as error:
             if isinstance(error.__cause__, Exception):
                 raise CallbackError(str(error), error.__cause__) from error.__cause__
             raise
+        if not all(shuffles_of(one).isdisjoint(self.shuffles) for one in read):
+            raise UsageError(
+                f"{name} reads data of fit that are shuffled anew at each reading, on "
+                "the chief alone, so that workers would train in different orders: "
+                "give their shuffle reshuffle_each_iteration=False, or read the "
+                "examples before fit."
+            )
 
     def share(self) -> None:
         """Makes what callbacks have changed equal on all tasks."""

@@ -348,6 +348,11 @@ import numpy as np
 import tensorflow as tf
 
 
+class Show(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        next(iter(data.take(1)))
+
+
 task = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 rows = np.eye(8)
 data = tf.data.Dataset.from_tensor_slices((rows, rows)).shuffle(8).batch(4)
@@ -359,6 +364,7 @@ model.compile("sgd", "mse")
 @pytest.mark.parametrize(
     ("call", "words"),
     [
+        ("model.fit(data, callbacks=[Show()])", "reshuffle_each_iteration=False"),
         further("model.fit(data, epochs=1 + task)", "would train up to step"),
     ],
 )
