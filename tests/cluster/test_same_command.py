@@ -50,16 +50,20 @@ def compare(other: dict[str, Any], own: dict[str, Any]) -> None:
         require_same_command(config, CHIEF, cast(Strategy, strategy), Console())
 
 
-def compare_data(other: np.ndarray, own: np.ndarray) -> None:
+def compare_data(
+    other: np.ndarray, own: np.ndarray, num_steps: Sequence[int] = (9, 9)
+) -> None:
     """Compares the chief with a worker that has other examples."""
     strategy = _TwoWorkers()
-    for examples in (other, own):
+    for examples, train_steps in zip((other, own), num_steps, strict=True):
         strategy = _TwoWorkers(strategy.own)
         trained, held_out = (
             ArraySource(part, np.zeros(len(part))) for part in (examples, examples[:4])
         )
         data = Data(train=trained, evaluation=held_out, input_shape=(3,), num_classes=2)
-        parts = types.SimpleNamespace(data=data, strategy=strategy)
+        parts = types.SimpleNamespace(
+            data=data, strategy=strategy, train_steps=train_steps
+        )
         require_same_data(cast(TrainingParts, parts), CHIEF, Console())
 
 
@@ -101,6 +105,13 @@ def test_another_number_of_examples_is_refused() -> None:
         "worker-1 has 19 examples to train on and 4 held out, and this task 20 and 4: "
         "give every task the same data."
     )
+
+
+def test_another_number_of_steps_is_refused() -> None:
+    """A program may train for as many epochs as its task alone knows."""
+    examples = np.ones((20, 3), np.float32)
+    with pytest.raises(UsageError, match=r"worker-1 .* step 9 .* this task .* step 8"):
+        compare_data(examples, examples, (9, 8))
 
 
 def test_the_chief_warns_of_other_examples(capsys: pytest.CaptureFixture[str]) -> None:

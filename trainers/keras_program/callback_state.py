@@ -86,18 +86,26 @@ class CallbackState:
         """Sets the attributes of callbacks, after `on_train_begin` has reset them.
 
         Args:
-          state: Result of `state`; entries of other callbacks are not used.
+          state: State, as of `adopt`.
           is_over: True for a `fit` that was over; a later one may have written rows.
         """
+        self.adopt(state)
         for index, callback in enumerate(self._callbacks):
-            kept = dict(state.get(_name_of(index, callback), {}))
-            size = kept.pop(_BYTES, None)
-            for name, value in kept.items():
-                _set(callback, name, decoded(value))
             if isinstance(callback, keras.callbacks.TensorBoard):
                 restart_clocks(callback)
             if isinstance(callback, keras.callbacks.CSVLogger) and not is_over:
-                take_back_rows(callback, size)
+                kept = state.get(_name_of(index, callback), {})
+                take_back_rows(callback, kept.get(_BYTES))
+
+    def adopt(self, state: Mapping[str, Any]) -> None:
+        """Sets the attributes of callbacks from `state`, which may be another task's.
+
+        Entries of other callbacks are not used.
+        """
+        for index, callback in enumerate(self._callbacks):
+            for name, value in state.get(_name_of(index, callback), {}).items():
+                if name != _BYTES:
+                    _set(callback, name, decoded(value))
 
 
 def _sizes(callback: keras.callbacks.Callback) -> dict[str, int | None]:

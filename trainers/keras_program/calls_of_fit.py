@@ -19,6 +19,7 @@ from trainers.keras_program.data import (
     check_rollback,
     check_streams,
     data_of_fit,
+    shuffles_of_fit,
     validates_on_nothing,
     validates_on_shuffled,
 )
@@ -113,7 +114,7 @@ class CallsOfFit:
             if exit_code == ExitCode.DONE:
                 # Also of a run that was complete before.
                 epochs.finalize()
-                epochs.callbacks.share_history()
+                epochs.callbacks.share_results()
                 self._begin_next_phase(parts)
         except CallbackError:
             self._begin_next_phase(parts)
@@ -154,6 +155,8 @@ class CallsOfFit:
         loops_together = self._config.strategy.traits.loops_together
         read_in = self._variables.read_in if loops_together else None
         epochs = Epochs(arguments, parts, self._cluster.is_chief, fit, read_in)
+        if loops_together and len(self._cluster.computing) > 1:
+            epochs.callbacks.shuffles = shuffles_of_fit(arguments)
         remarks = [epochs.lengths.remark(epochs.num_steps)]
         for name in ("steps_per_epoch", "validation_steps"):
             remarks.append(epochs.executions.remark(name, getattr(arguments, name)))

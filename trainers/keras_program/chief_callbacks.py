@@ -1,14 +1,16 @@
 """Callbacks of a `fit`: they run on the chief, and all tasks get what they change."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from strategies.base import Strategy
 from strategies.common.errors import UsageError
+from strategies.common.private_apis.fit_data import iterated, shuffles_of
 from strategies.common.private_apis.variables import variables_as_numbers
 from trainers.keras_program.callback_state import (
     CallbackState,
@@ -48,6 +50,8 @@ class ChiefCallbacks:
       adds_to_file: True if a callback adds rows to a file of an earlier training.
       ask_to_stop: True if a callback has asked to stop the training.
       own_variables: Variables beside the model that its steps read.
+      shuffles: Ids of the shuffles of the data, as of `shuffles_of`, that callbacks
+        must not read, because tasks that call none would have another order.
       is_over: True if the `fit` was completed by an earlier process.
     """
 
@@ -68,6 +72,7 @@ class ChiefCallbacks:
         )
         self.ask_to_stop = False
         self.own_variables: Sequence[tf.Variable] = ()
+        self.shuffles: Collection[int] = ()
         self._parts = parts
         self._is_chief = is_chief
         self._are_given = bool(given)
@@ -81,7 +86,8 @@ class ChiefCallbacks:
             steps=arguments.steps_per_epoch or parts.order.steps_per_epoch,
             verbose=arguments.verbose,
         )
-        self._own = CallbackState(own)
+        # Other tasks call none of them, and get what they keep.
+        self._given = CallbackState(given)
         self._restored: tuple[list[int], dict[str, list[Any]]] = ([], {})
         self._restored_state: Mapping[str, Any] | None = None
         self._restored_wish = False
@@ -90,7 +96,7 @@ class ChiefCallbacks:
     def state(self) -> dict[str, Any]:
         """Returns what a resumed run needs, for a checkpoint."""
         return {
-            CALLBACKS: self._own.state(),
+            CALLBACKS: self._given.state(),
             "history": {
                 **state_of_history(self.history),
                 ASKED: float(self.ask_to_stop),
@@ -112,7 +118,7 @@ class ChiefCallbacks:
         if self._restored_state is None:
             self.call("on_train_begin")
         else:
-            self._own.prepare()
+            self._given.prepare()
             # Callbacks begin anew in on_train_begin: they may set a learning rate, or
             # load weights.
             variables = self._parts.state_variables() if self._are_given else []
@@ -126,13 +132,13 @@ class ChiefCallbacks:
 
     def go_back(self) -> None:
         """Continues with the state of an earlier checkpoint, after `restore`."""
-        self._own.reset_arguments()
+        self._given.reset_arguments()
         self._continue()
         self.share()
 
     def _continue(self) -> None:
         if self._restored_state is not None:
-            self._own.restore(self._restored_state, self.is_over)
+            self._given.restore(self._restored_state, self.is_over)
             self._parts.model.stop_training |= self._restored_wish
 
     def call(self, moment: str, *arguments: Any) -> None:
@@ -140,14 +146,24 @@ class ChiefCallbacks:
 
         Raises:
           CallbackError: A callback has raised an error.
+          UsageError: A callback has put the data of other tasks out of step.
         """
+        read: list[tf.data.Dataset] = []
+        name = f"{moment} of a callback"
         try:
-            with wrap_user_errors(f"{moment} of a callback"), variables_as_numbers():
+            with wrap_user_errors(name), variables_as_numbers(), iterated(read):
                 getattr(self._all, moment)(*arguments)
         except UsageError as error:
             if isinstance(error.__cause__, Exception):
                 raise CallbackError(str(error), error.__cause__) from error.__cause__
             raise
+        if not all(shuffles_of(one).isdisjoint(self.shuffles) for one in read):
+            raise UsageError(
+                f"{name} reads data of fit that are shuffled anew at each reading, on "
+                "the chief alone, so that workers would train in different orders: "
+                "give their shuffle reshuffle_each_iteration=False, or read the "
+                "examples before fit."
+            )
 
     def share(self) -> None:
         """Makes what callbacks have changed equal on all tasks."""
@@ -176,11 +192,26 @@ class ChiefCallbacks:
         if self._are_given and has_passes and has_tasks:
             set_random_state(of_chief(self._parts.strategy, random_state()))
 
-    def share_history(self) -> None:
-        """Sends the chief's history to all tasks; its callbacks have added to it."""
-        content = of_chief(self._parts.strategy, state_of_history(self.history))
-        if not self._is_chief:
-            self.history.epoch, self.history.history = restored_history(content)
+    def share_results(self) -> None:
+        """Sends to all tasks what a program finds after a `fit`, beside its model.
+
+        These are the history, attributes of callbacks, and the state of random
+        generators, from which callbacks have drawn on the chief.
+        """
+        if not self._parts.config.strategy.traits.loops_together:
+            return
+        state = {
+            "history": state_of_history(self.history),
+            CALLBACKS: self._given.state(),
+            "random": random_state(),
+        }
+        content = of_chief(self._parts.strategy, state)
+        if self._is_chief:
+            return
+        restored = restored_history(content["history"])
+        self.history.epoch, self.history.history = restored
+        self._given.adopt(content[CALLBACKS])
+        set_random_state(content["random"])
 
 
 def of_chief(strategy: Strategy, content: Any) -> Any:
@@ -188,12 +219,14 @@ def of_chief(strategy: Strategy, content: Any) -> Any:
 
     All tasks call this function; the content of others than the chief is ignored.
     """
-    text = tf.io.decode_raw(json.dumps(content), tf.uint8)
+    text = json.dumps(content).encode()
+    # Collectives sum no bytes, but integers of eight bytes.
+    words = np.frombuffer(text + b" " * (-len(text) % 8), np.int64)
     # Other tasks learn how long the text is before they can receive it.
-    length = tf.Variable(float(text.shape[0]), dtype=tf.float64)
+    length = tf.Variable(float(len(words)), dtype=tf.float64)
     strategy.broadcast_from_chief([length])
-    shared = tf.Variable(tf.zeros([int(length.numpy())]))
-    if text.shape == shared.shape:
-        shared.assign(tf.cast(text, tf.float32))
+    shared = tf.Variable(tf.zeros([int(length.numpy())], tf.int64))
+    if shared.shape == words.shape:
+        shared.assign(words)
     strategy.broadcast_from_chief([shared])
-    return json.loads(shared.numpy().astype("uint8").tobytes())
+    return json.loads(shared.numpy().tobytes())

@@ -115,6 +115,13 @@ def validates_on_nothing(arguments: FitArguments, data: Data) -> bool:
     return arguments.validation_data is not None and not data.evaluation.num_examples
 
 
+def shuffles_of_fit(arguments: FitArguments) -> set[int]:
+    """Returns the ids of the shuffles of its data, as of `shuffles_of`."""
+    both = arguments.x, arguments.validation_data
+    streams = (data for data in both if isinstance(data, tf.data.Dataset))
+    return set().union(*map(shuffles_of, streams))
+
+
 def validates_on_shuffled(arguments: FitArguments) -> bool:
     """Returns whether training and validation data are parts of one shuffle."""
     both = arguments.x, arguments.validation_data

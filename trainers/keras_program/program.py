@@ -1,5 +1,6 @@
 """Execution of a Keras program, whose calls of `fit` the strategy of the run trains."""
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -14,6 +15,7 @@ from strategies.base import Strategy
 from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
 from strategies.common.errors import ExitCode, UsageError
+from strategies.common.private_apis.fit_data import orders_kept
 from strategies.common.private_apis.models import trained_as_traced
 from strategies.common.private_apis.replaced import after_cleared_sessions
 from strategies.common.private_apis.variables import variables_as_numbers
@@ -120,6 +122,8 @@ class Program:
                 variables_as_numbers(),
                 self._variables.noted(),
                 self._traced.noted(),
+                # Each task reads all data, and takes its rows by their numbers.
+                orders_kept() if self._loops_together else contextlib.nullcontext(),
                 after_cleared_sessions(self._begin_session),
             ):
                 run_script(self._path, arguments)

@@ -1,7 +1,8 @@
 """Checks that tasks which were started one by one do the same training.
 
 A worker with another learning rate, seed or data would train another model, and nothing
-would show it. Tasks of a launcher have one command and one machine.
+would show it. Tasks of a launcher have one command and one machine, but a program may
+make other data on each.
 """
 
 import json
@@ -46,19 +47,20 @@ def require_same_command(
 
 
 def require_same_data(parts: TrainingParts, cluster: Cluster, console: Console) -> None:
-    """Checks that all tasks that train together have equally many examples.
+    """Checks that all tasks that train together have as many examples and steps.
 
     All of them have to call this function. The chief warns if the first examples
     differ, which are random in some programs.
 
     Raises:
-      UsageError: Another task has more or fewer examples. Every task raises it.
+      UsageError: Another task has more or fewer. Every task raises it.
     """
     data = parts.data
     sizes = [int(each.num_examples) for each in (data.train, data.evaluation)]
     # Examples of a stream would be taken from it.
     is_stream = isinstance(data.sample_source, StreamedSource)
-    own = {"sizes": sizes, "first": None if is_stream else examples_sha256(data)}
+    first = None if is_stream else examples_sha256(data)
+    own = {"sizes": sizes, "steps": parts.train_steps, "first": first}
     problems = []
     for task, theirs, ours in _other_messages(own, cluster, parts.strategy):
         if theirs["sizes"] != ours["sizes"]:
@@ -67,6 +69,13 @@ def require_same_data(parts: TrainingParts, cluster: Cluster, console: Console) 
                 f"{task} has {trained:,} examples to train on and {held_out:,} held "
                 f"out, and this task {sizes[0]:,} and {sizes[1]:,}: give every task "
                 "the same data."
+            )
+        elif theirs["steps"] != ours["steps"]:
+            problems.append(
+                f"{task} would train up to step {theirs['steps']:,} and this task up "
+                f"to step {ours['steps']:,}: let epochs and batch sizes depend on what "
+                "every task has, such as the history of a fit or attributes of a "
+                "callback."
             )
         elif theirs["first"] != ours["first"] and cluster.is_chief:
             console.warn(

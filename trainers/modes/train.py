@@ -95,8 +95,11 @@ class TrainingTask:
         self._tracking = Tracking(config.tracking, console)
         self.strategy = create_strategy(config, cluster)
         traits = self.strategy.traits
-        self._is_compared = traits.loops_together and not has_launcher()
-        if self._is_compared:
+        has_commands = traits.loops_together and not has_launcher()
+        # What a program trains may depend on what its task alone knows.
+        is_program = config.model.script is not None
+        self._is_compared = has_commands or (traits.loops_together and is_program)
+        if has_commands:
             require_same_command(config, cluster, self.strategy, console)
         self._errors = WriteErrorReporter(console, "they see that the chief is gone")
         self._watchdog = Watchdog(

@@ -1,8 +1,10 @@
 """Private names of the data that `fit` takes."""
 
+import contextlib
+import functools
 import itertools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -19,12 +21,16 @@ from tensorflow.python.data.ops import (
     flat_map_op,
     from_tensor_slices_op,
     interleave_op,
+    iterator_ops,
     padded_batch_op,
     prefetch_op,
     rebatch_op,
     unbatch_op,
     window_op,
 )
+from tensorflow.python.ops import gen_dataset_ops
+
+from strategies.common.private_apis.replaced import replaced
 
 
 class FitData(NamedTuple):
@@ -141,6 +147,47 @@ def shuffles_of(dataset: tf.data.Dataset) -> set[int]:
     own = {id(dataset)} if is_anew else set()
     return own.union(*map(shuffles_of, dataset._inputs()))
 
+
+@contextlib.contextmanager
+def iterated(found: list[tf.data.Dataset]) -> Iterator[None]:
+    """Adds to a list each data set of which an iterator is made in the block."""
+
+    def noting(_: str, create: Callable[..., None]) -> Callable[..., None]:
+        def note_and_create(iterator: Any, dataset: tf.data.Dataset) -> None:
+            found.append(dataset)
+            create(iterator, dataset)
+
+        return note_and_create
+
+    with replaced(iterator_ops.OwnedIterator, ["_create_iterator"], noting):
+        yield
+
+
+@contextlib.contextmanager
+def orders_kept() -> Iterator[None]:
+    """Lets data sets that are made in the block give their elements in order.
+
+    With `deterministic=False`, `map`, `interleave` and `batch` give what threads have
+    computed first.
+    """
+
+    def in_order(_: str, make: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(make)
+        def make_in_order(*args: Any, deterministic: str, **kwargs: Any) -> Any:
+            if deterministic == "false":
+                deterministic = "true"
+            return make(*args, deterministic=deterministic, **kwargs)
+
+        return make_in_order
+
+    with replaced(gen_dataset_ops, _PARALLEL, in_order):
+        yield
+
+
+_PARALLEL = (
+    *("parallel_map_dataset_v2", "parallel_interleave_dataset_v4"),
+    "parallel_batch_dataset",
+)
 
 # Transformations that make batches, and ones whose elements are no batches.
 _BATCHED = (

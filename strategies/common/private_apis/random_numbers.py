@@ -3,20 +3,59 @@
 import contextlib
 import functools
 import inspect
+import random as random_of_python
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common import global_state
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.backend.tensorflow import random
 from keras.src.random import seed_generator
 from keras.src.random.seed_generator import draw_seed
+from tensorflow.python.eager import context
 from tensorflow.python.ops import gen_random_ops, gen_stateful_random_ops
 
 from strategies.common.private_apis.replaced import replaced
+
+
+def seeds_state() -> dict[str, Any]:
+    """Returns the states from which eager draws without a seed begin, for JSON.
+
+    TensorFlow draws the seeds of its operations from a generator of Python, if it has
+    a seed (tensorflow/python/eager/context.py, `internal_operation_seed`). Keras has a
+    generator for all draws, which the first draw makes.
+    """
+    seed = context.global_seed()
+    generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
+    return {
+        "tensorflow": None
+        if seed is None
+        else [int(seed), context.context()._rng.getstate()],
+        "keras": None if generator is None else generator.state.numpy().tolist(),
+    }
+
+
+def set_seeds_state(state: Mapping[str, Any]) -> None:
+    """Continues from a state of `seeds_state`, also if it was JSON.
+
+    Keras may draw the first seed of a generator from Python's `random`.
+    """
+    present = context.context()
+    present._seed = None
+    if state["tensorflow"] is not None:
+        present._seed, (version, keys, next_gauss) = state["tensorflow"]
+        present._rng = random_of_python.Random()
+        present._rng.setstate((version, tuple(keys), next_gauss))
+    name, of_keras = seed_generator.GLOBAL_SEED_GENERATOR, state["keras"]
+    if of_keras is None:
+        global_state.set_global_attribute(name, None)
+    else:
+        seed_generator.global_seed_generator().state.assign(of_keras)
+
 
 _RANDOM_FUNCTIONS = (
     *("uniform", "normal", "truncated_normal", "randint", "categorical", "dropout"),

@@ -93,10 +93,16 @@ def random_batches():
 
 
 class Sampling(keras.callbacks.Callback):
-    """Draws from the same generator, as one does that shows some examples."""
+    """Draws from the same generators, as one does that shows some examples."""
+
+    def on_train_begin(self, logs=None):
+        self.sizes, self.table = [], np.zeros(2)
 
     def on_epoch_end(self, epoch, logs=None):
-        np.random.normal(size=epoch)
+        for draw in (np.random.normal, tf.random.normal, keras.random.normal):
+            draw([epoch])
+        self.sizes.append(epoch)
+        self.table[1] += 1
 
 
 def random_parts():
@@ -118,7 +124,14 @@ def random_parts_of_epochs():
 
 def random_parts_and_callback():
     few = {"epochs": 5, "validation_data": Noisy(20, 40)}
-    small().fit(Noisy(0, 20), **few, callbacks=[Sampling()])
+    sampling, later = Sampling(), small()
+    small().fit(Noisy(0, 20), **few, callbacks=[sampling])
+    # What follows depends on what the callback has drawn and kept.
+    noise = tf.random.normal([40, 4], dtype=x.dtype) + keras.random.normal([40, 4])
+    rows = np.random.permutation(40)[:20]
+    epochs = len(sampling.sizes) - int(sampling.table[1]) // 2
+    few = {"batch_size": 10, "shuffle": False, "epochs": epochs}
+    later.fit((x + noise.numpy())[rows], y[rows], **few)
 
 
 def of_lengths():

@@ -1,6 +1,8 @@
 """Workers that run a program without its callbacks, and write its files elsewhere."""
 
+import json
 import pathlib
+import random
 import types
 from typing import Any
 
@@ -14,6 +16,7 @@ from strategies.common.errors import UsageError
 from trainers.keras_program.chief_callbacks import of_chief
 from trainers.keras_program.program_variables import ProgramVariables
 from trainers.keras_program.script import replaced_fit
+from trainers.keras_program.streams.random_state import random_state, set_random_state
 from trainers.user_code.checks import check_loaded
 
 
@@ -58,6 +61,27 @@ def test_other_workers_load_what_they_have_exported(tmp_path: pathlib.Path) -> N
     check_loaded(keras.Sequential([layers.Input((2,)), frozen]))
     with pytest.raises(UsageError, match=r"tfsm_layer.*trainable=False"):
         check_loaded(keras.Sequential([layers.Input((2,)), layer]))
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.parametrize("has_drawn", [False, True])
+def test_a_random_state_is_sent(seed: int | None, has_drawn: bool) -> None:
+    """TensorFlow has no seed at first, and then takes another for each operation."""
+
+    def draw() -> list[float]:
+        of_keras = float(keras.random.normal([]))
+        of_tensorflow = float(tf.random.normal([])) * (seed is not None)
+        return [random.random(), np.random.normal(), of_keras, of_tensorflow]
+
+    keras.utils.set_random_seed(0)
+    tf.random.set_seed(seed)
+    if has_drawn:
+        draw()
+    state = json.loads(json.dumps(random_state()))
+    drawn = draw()
+    keras.utils.set_random_seed(1)
+    set_random_state(state)
+    assert draw() == drawn
 
 
 def test_a_text_of_any_length_is_sent() -> None:

@@ -339,6 +339,49 @@ def test_errors_of_callbacks_end_several_workers(tmp_path: pathlib.Path) -> None
     assert done.stderr.count("error: on_epoch_end of a callback failed (Pruned") == 1
 
 
+_PLAIN = """
+import json
+import os
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+
+class Show(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        next(iter(data.take(1)))
+
+
+task = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+rows = np.eye(8)
+data = tf.data.Dataset.from_tensor_slices((rows, rows)).shuffle(8).batch(4)
+model = keras.Sequential([keras.layers.Dense(8)])
+model.compile("sgd", "mse")
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ("model.fit(data, callbacks=[Show()])", "reshuffle_each_iteration=False"),
+        further("model.fit(data, epochs=1 + task)", "would train up to step"),
+    ],
+)
+def test_what_would_differ_between_workers_ends_the_run(
+    tmp_path: pathlib.Path, call: str, words: str
+) -> None:
+    """Each took its rows of another order, or waited for steps of the other one."""
+    path = tmp_path / "train.py"
+    path.write_text(_PLAIN + call)
+    workers = ("--strategy=multi_worker_mirrored", "--num_workers=2")
+    done = processes.run(
+        f"--script={path}", f"--run_dir={tmp_path / 'run'}", *workers, folder=tmp_path
+    )
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+
+
 _MODELS_IN_TURN = """
 import gc
 

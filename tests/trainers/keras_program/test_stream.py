@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
+from strategies.common.private_apis.fit_data import orders_kept
 from strategies.config import StrategyConfig
 from tests import processes
 from trainers.inputs.shuffling import Order
@@ -394,6 +395,34 @@ def test_asynchronous_towers_do_not_read_streams(streamed: str) -> None:
     check_streams(StrategyConfig(strategy="tower"), data)
     with pytest.raises(UsageError, match=r"--update=async .* --update=sync"):
         check_streams(StrategyConfig(strategy="tower", update="async"), data)
+
+
+@pytest.mark.parametrize("is_inside", [False, True])
+@pytest.mark.parametrize("made_by", ["map", "interleave", "batch"])
+def test_orders_of_elements_are_kept(made_by: str, is_inside: bool) -> None:
+    """Workers that each read all data need one order; here the first is the slowest."""
+
+    def wait(number: tf.Tensor) -> tf.Tensor:
+        time.sleep(0.05 * (number == 0))
+        return number
+
+    def slow(number: tf.Tensor) -> tf.Tensor:
+        return tf.ensure_shape(tf.numpy_function(wait, [number], tf.int64), [])
+
+    def made() -> tf.data.Dataset:
+        data, anyhow = tf.data.Dataset.range(4), (4, False)
+        if made_by == "map":
+            return data.map(slow, *anyhow)
+        if made_by == "batch":
+            return data.map(slow).batch(1, False, *anyhow).unbatch()
+        return data.interleave(
+            lambda number: tf.data.Dataset.from_tensors(number).map(slow), 4, 1, *anyhow
+        )
+
+    with orders_kept():
+        one = tf.data.Dataset.range(1).flat_map(lambda _: made())
+        found = (one if is_inside else made()).as_numpy_iterator()
+    assert list(found) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from strategies.common.private_apis.random_numbers import (
+    seeds_state,
+    set_seeds_state,
+)
+
 
 def random_state() -> dict[str, Any]:
-    """Returns the state of Python's, NumPy's and torch's generator, for JSON."""
+    """Returns the states of the global generators of all libraries, for JSON."""
     name, keys, *numbers = np.random.get_state()
     state = {"python": random.getstate(), "numpy": [name, keys.tolist(), *numbers]}
+    state |= seeds_state()
     if torch := sys.modules.get("torch"):
         state["torch"] = torch.get_rng_state().tolist()
     return state
@@ -20,6 +26,8 @@ def random_state() -> dict[str, Any]:
 
 def set_random_state(state: Mapping[str, Any]) -> None:
     """Continues from a state that `random_state` has returned, also if it was JSON."""
+    # First, because it may draw from Python's.
+    set_seeds_state(state)
     version, keys, next_gauss = state["python"]
     random.setstate((version, tuple(keys), next_gauss))
     np.random.set_state(tuple(state["numpy"]))
