@@ -529,6 +529,20 @@ def test_generators_draw_from_one_generator_of_numbers_in_the_same_order(
     assert _said(resumed) == expected != []
 
 
+def test_an_export_draws_no_numbers_of_the_program(tmp_path: pathlib.Path) -> None:
+    text = """
+    import random
+
+    model.compile("sgd", "mse")
+    state = random.getstate()
+    model.fit(x, y, batch_size=16, validation_data=(x, y))
+    print("said", random.getstate() == state)
+    """
+    done = _run(tmp_path, text, *_ONE, "--export=keras")
+    assert _said(done) == ["said True"], done.stderr
+    assert (tmp_path / "run/export/best.keras").is_file()
+
+
 # ../run_dir/test_export.py keeps the best model of a run that is continued.
 @pytest.mark.exhaustive
 def test_the_best_of_a_resumed_fit_is_not_that_of_the_fit_before(
