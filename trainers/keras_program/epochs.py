@@ -114,17 +114,19 @@ class Epochs:
         self.callbacks.is_over = is_over
         parts, train = self._parts, self._parts.data.train
         read: list[GlobalBatches] = []
+        # A run may have been killed after its last checkpoint, and before its end.
+        last_step = parts.applied_steps()
+        has_no_steps = is_over or self.is_stopped or last_step == parts.train_steps
         if isinstance(parts.data.evaluation, ProgramStream):
             ended = self._epoch_of(self._step()) - self.arguments.initial_epoch
+            # Where training ends within an epoch, the epoch ends as well.
+            ended += has_no_steps and self.lengths.batch_of(self._step()) > 0
             validated = list(filter(self._is_epoch_validated, range(ended)))
             if validated and (stream := self._stream_of_epochs()):
                 # Training reads its earlier epochs again, and these in between.
                 stream.read_again(parts.evaluation.batches.dataset(0, 1), validated)
             else:
                 read = [parts.evaluation.batches] * len(validated)
-        # A run may have been killed after its last checkpoint, and before its end.
-        last_step = parts.applied_steps()
-        has_no_steps = is_over or self.is_stopped or last_step == parts.train_steps
         if has_no_steps and isinstance(train, ProgramStream):
             read.append(train.batches(parts.order, self.first_step, last_step))
         for batches in read:

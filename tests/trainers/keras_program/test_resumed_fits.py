@@ -335,26 +335,27 @@ def test_a_generator_is_read_up_to_where_a_callback_has_stopped_a_fit(
 ) -> None:
     text = """
     class Stops(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            self.model.stop_training = epoch == 1
+        # At the end of an epoch, and within the third one of the next fit.
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training |= self.model.optimizer.iterations in (6, 14)
 
     def batches():
         for i in range(100):
             yield x[:16] * i / 100, y[:16]
 
     model.compile("sgd", "mse")
-    generator = batches()
-    for epochs in (4, 1):
-        history = model.fit(
-            generator, epochs=epochs, steps_per_epoch=3, callbacks=[Stops()]
-        )
+    held_out = {"validation_data": batches(), "validation_steps": 1}
+    stream = {"x": batches(), "steps_per_epoch": 3}
+    arrays = {"x": x, "y": y, "batch_size": 16}
+    for data, epochs in ((stream, 4), (arrays, 4), (stream, 1)):
+        history = model.fit(**data, **held_out, epochs=epochs, callbacks=[Stops()])
         print("said", history.history, model.get_weights())
     """
     said = _said(_run(tmp_path, text, *flags))
-    assert len(said) == 2
-    # The first one was killed after its last checkpoint.
+    assert len(said) == 3
+    # The second one was killed after its last checkpoint.
     (tmp_path / "run" / "result.json").unlink()
-    shutil.rmtree(tmp_path / "run" / "checkpoints" / "phase-2")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "phase-3")
     assert _said(_run(tmp_path, text, *flags, "--resume=auto")) == said
 
 
