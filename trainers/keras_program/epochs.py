@@ -11,12 +11,13 @@ from strategies.common.types import GlobalBatches
 from trainers.keras_program.chief_callbacks import ChiefCallbacks
 from trainers.keras_program.epoch_lengths import Executions
 from trainers.keras_program.fit_arguments import FitArguments
+from trainers.keras_program.streams.random_state import random_state, set_random_state
 from trainers.keras_program.streams.stream import ProgramStream
 from trainers.loop.evaluation import BatchObserver
 from trainers.loop.parts import TrainingParts
 from trainers.model.optimizers.loss_scale import REPORTED_SCALE
 from trainers.reporting.metrics import MetricsWindow
-from trainers.run_dir.train_state import BEGUN, STOPPED, is_stopped
+from trainers.run_dir.train_state import BEGUN, RANDOM, STOPPED, is_stopped
 from trainers.user_code.losses import CompiledObjective
 from trainers.user_code.own_step.objective import reported_names
 
@@ -68,6 +69,7 @@ class Epochs:
         self._is_final = False
         # True if callbacks have begun the next batch, perhaps in another process.
         self._is_begun = False
+        self._restored_random: Mapping[str, Any] = {}
         self.callbacks = ChiefCallbacks(arguments, parts, is_chief, self.last_epoch)
 
     @property
@@ -100,6 +102,7 @@ class Epochs:
         self.is_stopped = was_stopped
         self.callbacks.restore(state)
         self._is_begun = bool(state.get("history", {}).get(BEGUN, False))
+        self._restored_random = state.get(RANDOM, {})
 
     def read_again(self, is_over: bool, note_batch: Callable[[], None]) -> None:
         """Reads batches that earlier processes have used and this training skips.
@@ -156,7 +159,11 @@ class Epochs:
         # Only the chief has restored it.
         self._look_for_stop()
         self.callbacks.begin()
-        if not (self._is_begun or self._is_over()):
+        if self._is_over():
+            # The program continues with the numbers that this `fit` had left.
+            if self._restored_random:
+                set_random_state(self._restored_random)
+        elif not self._is_begun:
             self._begin_epoch(self._epoch_of(self._step()))
             self._begin_batch()
         self.callbacks.share_all()
@@ -311,7 +318,8 @@ class Epochs:
         state = self.callbacks.state()
         state["history"][STOPPED] = float(self.is_stopped)
         state["history"][BEGUN] = float(not self._is_over())
-        return {"epoch_sums": self.window.sums(), **state}
+        random = {RANDOM: random_state()} if self._is_over() else {}
+        return {"epoch_sums": self.window.sums(), **random, **state}
 
     def _is_over(self) -> bool:
         """Returns whether no batch follows."""

@@ -530,17 +530,41 @@ def test_generators_draw_from_one_generator_of_numbers_in_the_same_order(
     assert _said(resumed) == expected != []
 
 
-def test_an_export_draws_no_numbers_of_the_program(tmp_path: pathlib.Path) -> None:
+def test_numbers_after_a_fit_are_those_that_its_callbacks_have_left(
+    tmp_path: pathlib.Path,
+) -> None:
+    """An export draws none, and a resumed program continues with the same."""
     text = """
     import random
 
+    class Draws(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            np.random.normal()
+
+        def on_epoch_end(self, epoch, logs=None):
+            np.random.normal(size=3)
+
+        def on_train_end(self, logs=None):
+            np.random.normal()
+
     model.compile("sgd", "mse")
     state = random.getstate()
-    model.fit(x, y, batch_size=16, validation_data=(x, y))
-    print("said", random.getstate() == state)
+    for others in ([], [Once("on_train_end", kill)]):
+        callbacks = [Draws(), *others]
+        model.fit(x, y, 16, epochs=2, validation_data=(x, y), callbacks=callbacks)
+        print("said", np.random.random(), random.getstate() == state)
     """
-    done = _run(tmp_path, text, *_ONE, "--export=keras")
-    assert _said(done) == ["said True"], done.stderr
+    flags = (*_ONE, "--export=keras")
+    killed = _run(tmp_path, text, *flags)
+    assert killed.returncode == -9
+    numbers = np.random.RandomState(0)
+    numbers.normal(size=(48, 4))
+    expected = []
+    for _ in range(2):
+        numbers.normal(size=1 + 2 * 3 + 1)
+        expected.append(f"said {numbers.random_sample()} True")
+    assert _said(killed) == expected[:1]
+    assert _said(_run(tmp_path, text, *flags, "--resume=auto")) == expected
     assert (tmp_path / "run/export/best.keras").is_file()
 
 
