@@ -158,13 +158,14 @@ class Epochs:
         self._parts.model.stop_training = self.is_stopped
         # Only the chief has restored it.
         self._look_for_stop()
-        self.callbacks.begin()
-        if self._is_over():
+        epoch, is_over = self._epoch_of(self._step()), self._is_over()
+        self.callbacks.begin(epoch if self._is_begun and not is_over else None)
+        if is_over:
             # The program continues with the numbers that this `fit` had left.
             if self._restored_random:
                 set_random_state(self._restored_random)
         elif not self._is_begun:
-            self._begin_epoch(self._epoch_of(self._step()))
+            self._begin_epoch(epoch)
             self._begin_batch()
         self.callbacks.share_all()
 

@@ -204,8 +204,11 @@ def test_a_wish_to_stop_outlives_a_checkpoint(tmp_path: pathlib.Path) -> None:
 
 
 _OWN_SCHEDULE = """
+    share = keras.Variable(0.0, trainable=False)
+
     class Schedule(keras.callbacks.Callback):
-        # It begins with other weights and its own rate, which falls in each batch.
+        # It begins with other weights and its own rate, which falls in each batch. The
+        # share of the loss grows.
         def __init__(self):
             super().__init__()
             self.batches, self.epochs = 0, 0
@@ -217,13 +220,17 @@ _OWN_SCHEDULE = """
 
         def on_epoch_begin(self, epoch, logs=None):
             self.epochs += 1
+            share.assign(0.5 + epoch / 4)
 
         def on_train_batch_begin(self, batch, logs=None):
             self.batches += 1
             rate = self.model.optimizer.learning_rate
             rate.assign(rate.numpy() * 0.75)
 
-    model.compile("sgd", "mse")
+    def loss(y, found):
+        return share * keras.losses.mean_squared_error(y, found)
+
+    model.compile("sgd", loss)
     one = Schedule()
     epochs = int(os.environ["EPOCHS"])
     history = model.fit(x, y, epochs=epochs, batch_size=16, callbacks=[one])
@@ -240,7 +247,7 @@ _OWN_SCHEDULE = """
         pytest.param(2, 6, id="more epochs"),
     ],
 )
-def test_what_callbacks_begin_with_is_not_begun_again(
+def test_callbacks_begin_with_what_they_had_at_the_checkpoint(
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
     epochs_before: int,
