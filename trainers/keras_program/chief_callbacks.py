@@ -113,8 +113,12 @@ class ChiefCallbacks:
         self.history.epoch, self.history.history = self._restored
         self._restored_state = state.get(CALLBACKS)
 
-    def begin(self) -> None:
-        """Calls callbacks at the start of training."""
+    def begin(self, epoch: int | None) -> None:
+        """Calls callbacks at the start of training.
+
+        Args:
+          epoch: Epoch that an earlier process has begun; None if the next one is new.
+        """
         if self._restored_state is None:
             self.call("on_train_begin")
         else:
@@ -124,6 +128,9 @@ class ChiefCallbacks:
             variables = self._parts.state_variables() if self._are_given else []
             values = [variable.numpy() for variable in variables]
             self.call("on_train_begin")
+            if epoch is not None:
+                # They may also set what no checkpoint has, such as a weight of a loss.
+                self.call("on_epoch_begin", epoch)
             for variable, value in zip(variables, values, strict=True):
                 variable.assign(value)
         self._continue()

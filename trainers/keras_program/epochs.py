@@ -11,12 +11,13 @@ from strategies.common.types import GlobalBatches
 from trainers.keras_program.chief_callbacks import ChiefCallbacks
 from trainers.keras_program.epoch_lengths import Executions
 from trainers.keras_program.fit_arguments import FitArguments
+from trainers.keras_program.streams.random_state import random_state, set_random_state
 from trainers.keras_program.streams.stream import ProgramStream
 from trainers.loop.evaluation import BatchObserver
 from trainers.loop.parts import TrainingParts
 from trainers.model.optimizers.loss_scale import REPORTED_SCALE
 from trainers.reporting.metrics import MetricsWindow
-from trainers.run_dir.train_state import BEGUN, STOPPED, is_stopped
+from trainers.run_dir.train_state import BEGUN, RANDOM, STOPPED, is_stopped
 from trainers.user_code.losses import CompiledObjective
 from trainers.user_code.own_step.objective import reported_names
 
@@ -68,6 +69,7 @@ class Epochs:
         self._is_final = False
         # True if callbacks have begun the next batch, perhaps in another process.
         self._is_begun = False
+        self._restored_random: Mapping[str, Any] = {}
         self.callbacks = ChiefCallbacks(arguments, parts, is_chief, self.last_epoch)
 
     @property
@@ -100,6 +102,7 @@ class Epochs:
         self.is_stopped = was_stopped
         self.callbacks.restore(state)
         self._is_begun = bool(state.get("history", {}).get(BEGUN, False))
+        self._restored_random = state.get(RANDOM, {})
 
     def read_again(self, is_over: bool, note_batch: Callable[[], None]) -> None:
         """Reads batches that earlier processes have used and this training skips.
@@ -114,17 +117,19 @@ class Epochs:
         self.callbacks.is_over = is_over
         parts, train = self._parts, self._parts.data.train
         read: list[GlobalBatches] = []
+        # A run may have been killed after its last checkpoint, and before its end.
+        last_step = parts.applied_steps()
+        has_no_steps = is_over or self.is_stopped or last_step == parts.train_steps
         if isinstance(parts.data.evaluation, ProgramStream):
             ended = self._epoch_of(self._step()) - self.arguments.initial_epoch
+            # Where training ends within an epoch, the epoch ends as well.
+            ended += has_no_steps and self.lengths.batch_of(self._step()) > 0
             validated = list(filter(self._is_epoch_validated, range(ended)))
             if validated and (stream := self._stream_of_epochs()):
                 # Training reads its earlier epochs again, and these in between.
                 stream.read_again(parts.evaluation.batches.dataset(0, 1), validated)
             else:
                 read = [parts.evaluation.batches] * len(validated)
-        # A run may have been killed after its last checkpoint, and before its end.
-        last_step = parts.applied_steps()
-        has_no_steps = is_over or self.is_stopped or last_step == parts.train_steps
         if has_no_steps and isinstance(train, ProgramStream):
             read.append(train.batches(parts.order, self.first_step, last_step))
         for batches in read:
@@ -153,9 +158,14 @@ class Epochs:
         self._parts.model.stop_training = self.is_stopped
         # Only the chief has restored it.
         self._look_for_stop()
-        self.callbacks.begin()
-        if not (self._is_begun or self._is_over()):
-            self._begin_epoch(self._epoch_of(self._step()))
+        epoch, is_over = self._epoch_of(self._step()), self._is_over()
+        self.callbacks.begin(epoch if self._is_begun and not is_over else None)
+        if is_over:
+            # The program continues with the numbers that this `fit` had left.
+            if self._restored_random:
+                set_random_state(self._restored_random)
+        elif not self._is_begun:
+            self._begin_epoch(epoch)
             self._begin_batch()
         self.callbacks.share_all()
 
@@ -309,7 +319,8 @@ class Epochs:
         state = self.callbacks.state()
         state["history"][STOPPED] = float(self.is_stopped)
         state["history"][BEGUN] = float(not self._is_over())
-        return {"epoch_sums": self.window.sums(), **state}
+        random = {RANDOM: random_state()} if self._is_over() else {}
+        return {"epoch_sums": self.window.sums(), **random, **state}
 
     def _is_over(self) -> bool:
         """Returns whether no batch follows."""

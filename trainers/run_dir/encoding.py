@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-# Keys of values that JSON cannot express.
-_FLOAT, _ARRAY, _ENTRIES = "/float", "/array", "/entries"
+# Keys of values that JSON cannot express, and of the type of an array.
+_FLOAT, _ARRAY, _ENTRIES, _TYPE = "/float", "/array", "/entries", "/type"
 
 
 def as_plain(value: Any) -> Any:
@@ -35,9 +35,12 @@ def encoded(value: Any) -> list[Any]:
     if isinstance(value, float):
         return [value if math.isfinite(value) else {_FLOAT: repr(value)}]
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        # NumPy writes types of other libraries, such as bfloat16, without their names.
+        is_of_numpy = value.dtype.isbuiltin != 2
         buffer = io.BytesIO()
-        np.save(buffer, value)
-        return [{_ARRAY: base64.b64encode(buffer.getvalue()).decode()}]
+        np.save(buffer, value if is_of_numpy else value.view(f"u{value.itemsize}"))
+        content = {_ARRAY: base64.b64encode(buffer.getvalue()).decode()}
+        return [content if is_of_numpy else {**content, _TYPE: value.dtype.name}]
     if isinstance(value, (list, tuple)):
         parts = [encoded(part) for part in value]
         return [[part for (part,) in parts]] if all(parts) else []
@@ -63,9 +66,14 @@ def decoded(value: Any) -> Any:
         return value
     if value.keys() == {_FLOAT}:
         return float(value[_FLOAT])
-    if value.keys() == {_ARRAY}:
-        return np.load(io.BytesIO(base64.b64decode(value[_ARRAY])), allow_pickle=False)
+    if _ARRAY in value:
+        buffer = io.BytesIO(base64.b64decode(value[_ARRAY]))
+        array = np.load(buffer, allow_pickle=False)
+        return array.view(value[_TYPE]) if _TYPE in value else array
     keys, values = value[_ENTRIES]
-    # A tuple in the place of a key must be one again.
-    keys = [tuple(k) if isinstance(k, list) else k for k in decoded(keys)]
-    return dict(zip(keys, decoded(values), strict=True))
+    return dict(zip(map(_as_key, decoded(keys)), decoded(values), strict=True))
+
+
+def _as_key(value: Any) -> Any:
+    """Returns a key of a dictionary, in which lists were tuples."""
+    return tuple(map(_as_key, value)) if isinstance(value, list) else value

@@ -85,6 +85,8 @@ class NoiseMeans:
 
 # Key of the attributes of a program's callbacks, by callback.
 CALLBACKS = "callbacks"
+# Key of the states of random generators, at the end of a program's `fit`.
+RANDOM = "random"
 # Keys in the history of a program's `fit`, in addition to the lists of a log.
 # Whether a callback has stopped the training.
 STOPPED = "/stopped"
@@ -114,7 +116,7 @@ _PARTS = {
     "phase": PhaseStart,
     "noise_scale": NoiseMeans,
 }
-_BY_NAME = ("interval_sums", "epoch_sums", "history", CALLBACKS)
+_BY_NAME = ("interval_sums", "epoch_sums", "history", CALLBACKS, RANDOM)
 
 
 def check_state(state: Mapping[str, Any]) -> None:
@@ -143,6 +145,8 @@ def _is_accepted(part: str, key: str, value: Any) -> bool:
         return key in hints and _is_number(value, hints[key])
     if part == CALLBACKS:
         return isinstance(value, dict)
+    if part == RANDOM:
+        return value is None or isinstance(value, list)
     # Callbacks of a program log numbers, texts and arrays.
     is_log = part == "history" and key not in (STOPPED, ASKED, BEGUN, EPOCHS)
     return (is_log and isinstance(value, list)) or _is_sum(value)

@@ -226,7 +226,7 @@ def test_a_resumed_board_measures_its_own_speed(
     "value",
     [
         *(None, True, 3, 0.1, float("-inf"), "text", [1, [2.5]], {"a": 1, "/b": [2]}),
-        *({1: 2, (1, "a"): 3}, {}),
+        *({1: 2, (1, "a"): 3, ((0, 1), 2): 4}, {}),
     ],
 )
 def test_a_value_comes_back_from_json(value: Any) -> None:
@@ -240,6 +240,18 @@ def test_values_of_numpy_come_back_as_numbers_and_arrays() -> None:
     assert numbers == [0.5, True, 3]
     assert table.tolist() == [[1, 0], [0, 1]]
     assert not encoded({"model": object()})
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e5m2", "int4"])
+@pytest.mark.parametrize("shape", [(), (2, 3)])
+def test_arrays_of_types_that_numpy_lacks_come_back(
+    dtype: str, shape: tuple[int, ...]
+) -> None:
+    value = np.full(shape, 3, dtype)
+    (content,) = encoded(value)
+    found = decoded(json.loads(json.dumps(content)))
+    assert (found.dtype, found.shape) == (value.dtype, shape)
+    np.testing.assert_array_equal(found, value)
 
 
 class _Counting:

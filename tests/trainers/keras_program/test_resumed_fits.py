@@ -204,8 +204,11 @@ def test_a_wish_to_stop_outlives_a_checkpoint(tmp_path: pathlib.Path) -> None:
 
 
 _OWN_SCHEDULE = """
+    share = keras.Variable(0.0, trainable=False)
+
     class Schedule(keras.callbacks.Callback):
-        # It begins with other weights and its own rate, which falls in each batch.
+        # It begins with other weights and its own rate, which falls in each batch. The
+        # share of the loss grows.
         def __init__(self):
             super().__init__()
             self.batches, self.epochs = 0, 0
@@ -217,13 +220,17 @@ _OWN_SCHEDULE = """
 
         def on_epoch_begin(self, epoch, logs=None):
             self.epochs += 1
+            share.assign(0.5 + epoch / 4)
 
         def on_train_batch_begin(self, batch, logs=None):
             self.batches += 1
             rate = self.model.optimizer.learning_rate
             rate.assign(rate.numpy() * 0.75)
 
-    model.compile("sgd", "mse")
+    def loss(y, found):
+        return share * keras.losses.mean_squared_error(y, found)
+
+    model.compile("sgd", loss)
     one = Schedule()
     epochs = int(os.environ["EPOCHS"])
     history = model.fit(x, y, epochs=epochs, batch_size=16, callbacks=[one])
@@ -240,7 +247,7 @@ _OWN_SCHEDULE = """
         pytest.param(2, 6, id="more epochs"),
     ],
 )
-def test_what_callbacks_begin_with_is_not_begun_again(
+def test_callbacks_begin_with_what_they_had_at_the_checkpoint(
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
     epochs_before: int,
@@ -335,26 +342,27 @@ def test_a_generator_is_read_up_to_where_a_callback_has_stopped_a_fit(
 ) -> None:
     text = """
     class Stops(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            self.model.stop_training = epoch == 1
+        # At the end of an epoch, and within the third one of the next fit.
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training |= self.model.optimizer.iterations in (6, 14)
 
     def batches():
         for i in range(100):
             yield x[:16] * i / 100, y[:16]
 
     model.compile("sgd", "mse")
-    generator = batches()
-    for epochs in (4, 1):
-        history = model.fit(
-            generator, epochs=epochs, steps_per_epoch=3, callbacks=[Stops()]
-        )
+    held_out = {"validation_data": batches(), "validation_steps": 1}
+    stream = {"x": batches(), "steps_per_epoch": 3}
+    arrays = {"x": x, "y": y, "batch_size": 16}
+    for data, epochs in ((stream, 4), (arrays, 4), (stream, 1)):
+        history = model.fit(**data, **held_out, epochs=epochs, callbacks=[Stops()])
         print("said", history.history, model.get_weights())
     """
     said = _said(_run(tmp_path, text, *flags))
-    assert len(said) == 2
-    # The first one was killed after its last checkpoint.
+    assert len(said) == 3
+    # The second one was killed after its last checkpoint.
     (tmp_path / "run" / "result.json").unlink()
-    shutil.rmtree(tmp_path / "run" / "checkpoints" / "phase-2")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "phase-3")
     assert _said(_run(tmp_path, text, *flags, "--resume=auto")) == said
 
 
@@ -527,6 +535,44 @@ def test_generators_draw_from_one_generator_of_numbers_in_the_same_order(
     resumed = _run(tmp_path, text, *flags, "--resume=auto")
     assert f"continued at step {step}" in resumed.stdout, resumed.stdout
     assert _said(resumed) == expected != []
+
+
+def test_numbers_after_a_fit_are_those_that_its_callbacks_have_left(
+    tmp_path: pathlib.Path,
+) -> None:
+    """An export draws none, and a resumed program continues with the same."""
+    text = """
+    import random
+
+    class Draws(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            np.random.normal()
+
+        def on_epoch_end(self, epoch, logs=None):
+            np.random.normal(size=3)
+
+        def on_train_end(self, logs=None):
+            np.random.normal()
+
+    model.compile("sgd", "mse")
+    state = random.getstate()
+    for others in ([], [Once("on_train_end", kill)]):
+        callbacks = [Draws(), *others]
+        model.fit(x, y, 16, epochs=2, validation_data=(x, y), callbacks=callbacks)
+        print("said", np.random.random(), random.getstate() == state)
+    """
+    flags = (*_ONE, "--export=keras")
+    killed = _run(tmp_path, text, *flags)
+    assert killed.returncode == -9
+    numbers = np.random.RandomState(0)
+    numbers.normal(size=(48, 4))
+    expected = []
+    for _ in range(2):
+        numbers.normal(size=1 + 2 * 3 + 1)
+        expected.append(f"said {numbers.random_sample()} True")
+    assert _said(killed) == expected[:1]
+    assert _said(_run(tmp_path, text, *flags, "--resume=auto")) == expected
+    assert (tmp_path / "run/export/best.keras").is_file()
 
 
 # ../run_dir/test_export.py keeps the best model of a run that is continued.

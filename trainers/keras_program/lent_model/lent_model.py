@@ -1,6 +1,7 @@
 """The model of a program: lent to a strategy for the time of a `fit`."""
 
 import dataclasses
+import random
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -214,7 +215,7 @@ class LentModel:
         """Makes the variables anew in the present scope, and returns the model."""
         if self._give_back is not None:
             # Where a second model is needed, the first one is being trained.
-            return keras.models.clone_model(self.model)
+            return _copy_of(self.model)
         for optimizer, _ in parts_of(self._optimizer, []):
             keep_excluded_from_weight_decay(optimizer, self.model.variables)
         self._give_back = lend_variables(self.model.variables)
@@ -267,6 +268,17 @@ class LentModel:
 
 def _refuse_to_lend_again() -> NoReturn:
     raise ValueError("the model was not lent before: build it from its description")
+
+
+def _copy_of(model: keras.Model) -> keras.Model:
+    """Returns a model with the same layers, and draws none of the program's numbers."""
+    # Keras takes default seeds from Python's generator. Data that a thread reads
+    # meanwhile rather draw from NumPy's, which is left alone.
+    state = random.getstate()
+    try:
+        return keras.models.clone_model(model)
+    finally:
+        random.setstate(state)
 
 
 def _keeps_metrics(model: keras.Model) -> bool:

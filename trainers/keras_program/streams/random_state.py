@@ -31,7 +31,9 @@ def set_random_state(state: Mapping[str, Any]) -> None:
     version, keys, next_gauss = state["python"]
     random.setstate((version, tuple(keys), next_gauss))
     np.random.set_state(tuple(state["numpy"]))
-    if torch := sys.modules.get("torch"):
+    torch = sys.modules.get("torch")
+    # The process that has saved the state may not have imported it.
+    if torch is not None and "torch" in state:
         torch.set_rng_state(torch.tensor(state["torch"], dtype=torch.uint8))
 
 
