@@ -5,10 +5,14 @@ import re
 import subprocess
 import textwrap
 
+import keras
+import numpy as np
 import pytest
 
+from strategies.common.errors import UsageError
 from tests import processes
 from tests.markers import further
+from trainers.keras_program.sent_call import SentCall
 from trainers.run_dir.run_dir import RunDir
 
 _NOTEBOOK = """
@@ -205,3 +209,55 @@ def test_what_cannot_be_sent_is_one_line(
     assert last.startswith("strategies.common.errors.UsageError: ")
     assert all(word in last for word in words), last
     assert not (tmp_path / "runs").exists()
+
+
+@keras.saving.register_keras_serializable("sent")
+class Net(keras.Model):
+    """A model whose layers are in no configuration."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.base = keras.layers.Dense(4, activation="tanh")
+        self.head = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.head(self.base(inputs))
+
+
+@pytest.mark.filterwarnings("ignore:The object being serialized includes a `lambda`")
+def test_what_is_frozen_is_sent(tmp_path: pathlib.Path) -> None:
+    """A layer of a class and one variable; the third call thaws without `compile`."""
+    x = np.random.default_rng(0).normal(size=(32, 3)).astype("float32")
+    given = {"x": x, "y": x[:, :1], "shuffle": False, "verbose": 0}
+    model, other = Net(), Net()
+    for one in (model, other):
+        one(x[:2])
+        one.base.trainable = one.head.bias.trainable = False
+        one.compile("adam", lambda labels, found: (labels - found) ** 2)
+    other.set_weights(model.get_weights())
+    for number in range(3):
+        for one in (model, other):
+            one.base.trainable = number == 2
+        call = SentCall(tmp_path / str(number))
+        call.folder.mkdir()
+        call.send(model, (), given)
+        call.run()
+        call.receive(model)
+        other.fit(**given)
+        for one, two in ((model, other), (model.optimizer, other.optimizer)):
+            for found, expected in zip(one.variables, two.variables, strict=True):
+                np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("kind", ["train_step", "call of a layer"])
+def test_what_no_file_keeps_is_refused(tmp_path: pathlib.Path, kind: str) -> None:
+    model = Net()
+    model(np.zeros([2, 3]))
+    model.compile("sgd")
+    if kind == "train_step":
+        model.train_step = lambda data: {}
+    else:
+        model.base.call = lambda inputs: inputs
+    with pytest.raises(UsageError):
+        SentCall(tmp_path).send(model, (), {})
+    assert not list(tmp_path.iterdir())
