@@ -131,6 +131,14 @@ def _check_model(model: keras.Model) -> None:
     """Refuses a model of which Keras's file would not keep all that `fit` needs."""
     if not model.compiled:
         raise UsageError("fit gets a model that is not compiled: compile it first.")
+    kind = type(model)
+    is_own = kind.compile is not keras.Model.compile
+    if is_own and kind.compile_from_config is keras.Model.compile_from_config:
+        raise UsageError(
+            f"fit cannot send what {kind.__name__} is compiled with, because it has a "
+            "compile of its own: give it get_compile_config and compile_from_config, "
+            "or write the program to a file, and give it as --script."
+        )
     names = ("call", "train_step", "test_step", "compute_loss", "compute_metrics")
     for layer in flat_layers(model):
         for name in vars(layer).keys() & names:

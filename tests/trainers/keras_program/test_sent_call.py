@@ -249,14 +249,22 @@ def test_what_is_frozen_is_sent(tmp_path: pathlib.Path) -> None:
                 np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("kind", ["train_step", "call of a layer"])
+class OwnCompile(Net):
+    """A model like https://keras.io/examples/vision/knowledge_distillation."""
+
+    def compile(self, own_optimizer):
+        super().compile()
+        self.own_optimizer = own_optimizer
+
+
+@pytest.mark.parametrize("kind", ["compile", "train_step", "call of a layer"])
 def test_what_no_file_keeps_is_refused(tmp_path: pathlib.Path, kind: str) -> None:
-    model = Net()
+    model = OwnCompile() if kind == "compile" else Net()
     model(np.zeros([2, 3]))
     model.compile("sgd")
     if kind == "train_step":
         model.train_step = lambda data: {}
-    else:
+    elif kind != "compile":
         model.base.call = lambda inputs: inputs
     with pytest.raises(UsageError):
         SentCall(tmp_path).send(model, (), {})
