@@ -1,6 +1,7 @@
 """Callbacks of a `fit`: they run on the chief, and all tasks get what they change."""
 
 import json
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,8 @@ import tensorflow as tf
 
 from strategies.base import Strategy
 from strategies.common.errors import UsageError
+from strategies.common.private_apis.models import compiled_state
+from strategies.common.private_apis.optimizers import schedule_of
 from strategies.common.private_apis.variables import variables_as_numbers
 from trainers.keras_program.callback_state import (
     CallbackState,
@@ -22,6 +25,7 @@ from trainers.keras_program.fit_arguments import FitArguments
 from trainers.keras_program.streams.random_state import random_state, set_random_state
 from trainers.keras_program.streams.stream import ProgramStream
 from trainers.loop.parts import TrainingParts
+from trainers.model.optimizers.several import parts_of
 from trainers.run_dir.train_state import ASKED, BEGUN, CALLBACKS, STOPPED
 from trainers.user_code import wrap_user_errors
 
@@ -82,6 +86,7 @@ class ChiefCallbacks:
             verbose=arguments.verbose,
         )
         self._own = CallbackState(own)
+        self._compiled = _compiled_objects(parts) if own else []
         self._restored: tuple[list[int], dict[str, list[Any]]] = ([], {})
         self._restored_state: Mapping[str, Any] | None = None
         self._restored_wish = False
@@ -140,6 +145,7 @@ class ChiefCallbacks:
 
         Raises:
           CallbackError: A callback has raised an error.
+          UsageError: A callback has changed what the steps do not read again.
         """
         try:
             with wrap_user_errors(f"{moment} of a callback"), variables_as_numbers():
@@ -148,6 +154,9 @@ class ChiefCallbacks:
             if isinstance(error.__cause__, Exception):
                 raise CallbackError(str(error), error.__cause__) from error.__cause__
             raise
+        # Also at the end: the next `fit` of other workers would not follow.
+        if self._compiled:
+            _check_compiled(moment, self._compiled, _compiled_objects(self._parts))
 
     def share(self) -> None:
         """Makes what callbacks have changed equal on all tasks."""
@@ -181,6 +190,28 @@ class ChiefCallbacks:
         content = of_chief(self._parts.strategy, state_of_history(self.history))
         if not self._is_chief:
             self.history.epoch, self.history.history = restored_history(content)
+
+
+def _compiled_objects(parts: TrainingParts) -> Sequence[Any]:
+    """Returns what `compile` makes anew, and the schedules of the optimizers."""
+    optimizers = [optimizer for optimizer, _ in parts_of(parts.optimizer, [])]
+    return [compiled_state(parts.model), *map(schedule_of, optimizers)]
+
+
+def _check_compiled(moment: str, before: Sequence[Any], now: Sequence[Any]) -> None:
+    """Refuses a change of objects that steps do not read again."""
+    if now[0] is not before[0]:
+        raise UsageError(
+            f"{moment} of a callback compiles the model: end the fit before "
+            "(self.model.stop_training = True), compile the model after it, and call "
+            "fit again, with initial_epoch."
+        )
+    if any(map(operator.is_not, before, now)):
+        raise UsageError(
+            f"{moment} of a callback sets a schedule of the learning rate: compile the "
+            "model with it, or set a number in each on_epoch_begin or "
+            "on_train_batch_begin."
+        )
 
 
 def of_chief(strategy: Strategy, content: Any) -> Any:
