@@ -69,7 +69,8 @@ class SentCall:
                 "write the program to a file, and give it as --script."
             ) from error
         of_model = flags, compiled, _state_of_optimizer(model)
-        content = _of_notebook(), of_model, args, dict(kwargs)
+        precision = keras.config.floatx(), keras.config.dtype_policy()
+        content = _of_notebook(), precision, of_model, args, dict(kwargs)
         try:
             (self.folder / _CALL).write_bytes(cloudpickle.dumps(content))
         # Objects raise errors of any kind where they are pickled.
@@ -88,7 +89,11 @@ class SentCall:
     def run(self) -> None:
         """Calls `fit`, in a process of the run, and writes the trained model."""
         content = pickle.loads((self.folder / _CALL).read_bytes())
-        custom_objects, of_model, args, kwargs = content
+        custom_objects, (floatx, policy), of_model, args, kwargs = content
+        # Layers that a class makes have these. A flag may override Keras's defaults.
+        if (floatx, policy.name) != ("float32", "float32"):
+            keras.config.set_floatx(floatx)
+            keras.config.set_dtype_policy(policy)
         # Classes of cells are in no module that this process could import.
         with keras.saving.custom_object_scope(custom_objects):
             model = self._sent_model(*of_model)

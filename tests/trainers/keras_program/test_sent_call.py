@@ -4,6 +4,7 @@ import pathlib
 import re
 import subprocess
 import textwrap
+from collections.abc import Iterator
 
 import keras
 import numpy as np
@@ -224,9 +225,21 @@ class Net(keras.Model):
         return self.head(self.base(inputs))
 
 
+@pytest.fixture
+def _half_precision() -> Iterator[None]:
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    yield
+    keras.config.set_dtype_policy(before)
+
+
 @pytest.mark.filterwarnings("ignore:The object being serialized includes a `lambda`")
+@pytest.mark.usefixtures("_half_precision")
 def test_what_is_frozen_is_sent(tmp_path: pathlib.Path) -> None:
-    """A layer of a class and one variable; the third call thaws without `compile`."""
+    """A layer of a class and one variable; the third call thaws without `compile`.
+
+    Layers of a class have the precision of the notebook.
+    """
     x = np.random.default_rng(0).normal(size=(32, 3)).astype("float32")
     given = {"x": x, "y": x[:, :1], "shuffle": False, "verbose": 0}
     model, other = Net(), Net()
@@ -241,6 +254,8 @@ def test_what_is_frozen_is_sent(tmp_path: pathlib.Path) -> None:
         call = SentCall(tmp_path / str(number))
         call.folder.mkdir()
         call.send(model, (), given)
+        # In a process of the run this is so until the program sets it.
+        keras.config.set_dtype_policy("float32")
         call.run()
         call.receive(model)
         other.fit(**given)
