@@ -304,7 +304,9 @@ READS_KERAS_FILES = {
     # It reads arrays with pickles switched off.
     "trainers/run_dir/encoding.py": {"allow_pickle"},
     # It reads temporary files that a process of the same user has just written.
-    "trainers/keras_program/sent_call.py": {"load_model", "safe_mode", "pickle"},
+    "trainers/keras_program/sent_call.py": {
+        *("load_model", "safe_mode", "enable_unsafe_deserialization", "pickle")
+    },
     # It sends a program's own calls of `save` and `load` to another folder.
     "trainers/keras_program/script.py": {"saved_model"},
     # It refuses such a layer of a program, and makes none.

@@ -1,6 +1,7 @@
 """Callbacks of a `fit`: they run on the chief, and all tasks get what they change."""
 
 import json
+import operator
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ import tensorflow as tf
 from strategies.base import Strategy
 from strategies.common.errors import UsageError
 from strategies.common.private_apis.fit_data import iterated, shuffles_of
+from strategies.common.private_apis.models import compiled_state
+from strategies.common.private_apis.optimizers import schedule_of
 from strategies.common.private_apis.variables import variables_as_numbers
 from trainers.keras_program.callback_state import (
     CallbackState,
@@ -24,6 +27,7 @@ from trainers.keras_program.fit_arguments import FitArguments
 from trainers.keras_program.streams.random_state import random_state, set_random_state
 from trainers.keras_program.streams.stream import ProgramStream
 from trainers.loop.parts import TrainingParts
+from trainers.model.optimizers.several import parts_of
 from trainers.run_dir.train_state import ASKED, BEGUN, CALLBACKS, STOPPED
 from trainers.user_code import wrap_user_errors
 
@@ -88,6 +92,7 @@ class ChiefCallbacks:
         )
         # Other tasks call none of them, and get what they keep.
         self._given = CallbackState(given)
+        self._compiled = _compiled_objects(parts) if own else []
         self._restored: tuple[list[int], dict[str, list[Any]]] = ([], {})
         self._restored_state: Mapping[str, Any] | None = None
         self._restored_wish = False
@@ -153,7 +158,8 @@ class ChiefCallbacks:
 
         Raises:
           CallbackError: A callback has raised an error.
-          UsageError: A callback has put the data of other tasks out of step.
+          UsageError: A callback has changed what the steps do not read again, or has
+            put the data of other tasks out of step.
         """
         read: list[tf.data.Dataset] = []
         name = f"{moment} of a callback"
@@ -164,13 +170,10 @@ class ChiefCallbacks:
             if isinstance(error.__cause__, Exception):
                 raise CallbackError(str(error), error.__cause__) from error.__cause__
             raise
-        if not all(shuffles_of(one).isdisjoint(self.shuffles) for one in read):
-            raise UsageError(
-                f"{name} reads data of fit that are shuffled anew at each reading, on "
-                "the chief alone, so that workers would train in different orders: "
-                "give their shuffle reshuffle_each_iteration=False, or read the "
-                "examples before fit."
-            )
+        # Also at the end: the next `fit` of other workers would not follow.
+        _check_orders(name, read, self.shuffles)
+        if self._compiled:
+            _check_compiled(name, self._compiled, _compiled_objects(self._parts))
 
     def share(self) -> None:
         """Makes what callbacks have changed equal on all tasks."""
@@ -219,6 +222,40 @@ class ChiefCallbacks:
         self.history.epoch, self.history.history = restored
         self._given.adopt(content[CALLBACKS])
         set_random_state(content["random"])
+
+
+def _compiled_objects(parts: TrainingParts) -> Sequence[Any]:
+    """Returns what `compile` makes anew, and the schedules of the optimizers."""
+    optimizers = [optimizer for optimizer, _ in parts_of(parts.optimizer, [])]
+    return [compiled_state(parts.model), *map(schedule_of, optimizers)]
+
+
+def _check_orders(
+    name: str, read: Sequence[tf.data.Dataset], shuffles: Collection[int]
+) -> None:
+    """Refuses a callback that has read one of the shuffles."""
+    if not all(shuffles_of(one).isdisjoint(shuffles) for one in read):
+        raise UsageError(
+            f"{name} reads data of fit that are shuffled anew at each reading, on the "
+            "chief alone, so that workers would train in different orders: give their "
+            "shuffle reshuffle_each_iteration=False, or read the examples before fit."
+        )
+
+
+def _check_compiled(name: str, before: Sequence[Any], now: Sequence[Any]) -> None:
+    """Refuses a change of objects that steps do not read again."""
+    if now[0] is not before[0]:
+        raise UsageError(
+            f"{name} compiles the model: end the fit before "
+            "(self.model.stop_training = True), compile the model after it, and call "
+            "fit again, with initial_epoch."
+        )
+    if any(map(operator.is_not, before, now)):
+        raise UsageError(
+            f"{name} sets a schedule of the learning rate: compile the "
+            "model with it, or set a number in each on_epoch_begin or "
+            "on_train_batch_begin."
+        )
 
 
 def of_chief(strategy: Strategy, content: Any) -> Any:

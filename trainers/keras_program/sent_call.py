@@ -2,30 +2,38 @@
 
 The processes of a strategy are not the notebook's. What the notebook has made, classes
 and functions of its cells included, travels in files (`cloudpickle`; the model in
-Keras's own format), and the trained model comes back in one.
+Keras's own format), and trained values come back in one.
 """
 
 import contextlib
 import dataclasses
-import json
 import pathlib
 import pickle
 import re
 import sys
 import types
-import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import cloudpickle
 import keras
 
 from strategies.common.errors import UsageError
+from strategies.common.private_apis.models import (
+    TrainableFlags,
+    flat_layers,
+    set_trainable_flags,
+    trainable_flags,
+    trained_as_traced,
+)
+from strategies.common.private_apis.optimizers import weights_of
+from strategies.common.private_apis.replaced import replaced_in
 from strategies.common.text import one_line
 from trainers.keras_program.callback_state import restored_history, state_of_history
 
-_MODEL, _CALL, _HISTORY = "model.keras", "call.pickle", "history.json"
-_TRAINED = "trained.keras"
+_MODEL, _CALL, _TRAINED = "model.keras", "call.pickle", "trained.pickle"
+# Places and values of an optimizer; None for one without a state.
+_State = tuple[Sequence[int], Sequence[Any]] | None
 _PROGRAM = """
 import pathlib
 from trainers.keras_program.sent_call import SentCall
@@ -45,19 +53,24 @@ class SentCall:
         """Writes a call of `model.fit`, and returns a program that calls it.
 
         Raises:
-          UsageError: The model is not compiled, or it or an argument cannot be written.
+          UsageError: The model is not compiled, or it or an argument cannot be written
+            as it is.
         """
-        if not model.compiled:
-            raise UsageError("fit gets a model that is not compiled: compile it first.")
+        _check_model(model)
         try:
-            model.save(self.folder / _MODEL)
+            # What was frozen or thawed since has no effect before `compile`.
+            with trained_as_traced(model):
+                model.save(self.folder / _MODEL)
+                flags = trainable_flags(model)
+            compiled = keras.saving.serialize_keras_object(model.get_compile_config())
         except Exception as error:
             raise UsageError(
                 f"fit cannot send the model to other processes ({_words(error)}): "
                 "write the program to a file, and give it as --script."
             ) from error
-        has_state = model.optimizer is not None and model.optimizer.built
-        content = _of_notebook(), has_state, args, dict(kwargs)
+        of_model = flags, compiled, _state_of_optimizer(model)
+        precision = keras.config.floatx(), keras.config.dtype_policy()
+        content = _of_notebook(), precision, of_model, args, dict(kwargs)
         try:
             (self.folder / _CALL).write_bytes(cloudpickle.dumps(content))
         # Objects raise errors of any kind where they are pickled.
@@ -76,48 +89,93 @@ class SentCall:
     def run(self) -> None:
         """Calls `fit`, in a process of the run, and writes the trained model."""
         content = pickle.loads((self.folder / _CALL).read_bytes())
-        custom_objects, has_state, args, kwargs = content
+        custom_objects, (floatx, policy), of_model, args, kwargs = content
+        # Layers that a class makes have these. A flag may override Keras's defaults.
+        if (floatx, policy.name) != ("float32", "float32"):
+            keras.config.set_floatx(floatx)
+            keras.config.set_dtype_policy(policy)
         # Classes of cells are in no module that this process could import.
         with keras.saving.custom_object_scope(custom_objects):
-            model = self._sent_model(has_state)
+            model = self._sent_model(*of_model)
             history = model.fit(*args, **kwargs)
-            model.save(self.folder / _TRAINED)
-        found = json.dumps(state_of_history(history))
-        (self.folder / _HISTORY).write_text(found, encoding="utf-8")
+        build_config = keras.saving.serialize_keras_object(model.get_build_config())
+        weights, state = model.get_weights(), _state_of_optimizer(model)
+        found = build_config, weights, state, state_of_history(history)
+        (self.folder / _TRAINED).write_bytes(pickle.dumps(found))
 
-    def _sent_model(self, has_state: bool) -> keras.Model:
-        with warnings.catch_warnings():
-            if not has_state:
-                # Keras 3.15 builds the optimizer before it reads the state, and warns
-                # that the file has none.
-                warnings.filterwarnings("ignore", "Skipping variable loading for opt")
-            return keras.saving.load_model(self.folder / _MODEL, safe_mode=False)
+    def _sent_model(
+        self, flags: TrainableFlags, compiled: Any, state: _State
+    ) -> keras.Model:
+        path = self.folder / _MODEL
+        model = keras.saving.load_model(path, compile=False, safe_mode=False)
+        set_trainable_flags(model, flags)
+        # A loss may be a lambda of the notebook.
+        keras.config.enable_unsafe_deserialization()
+        # Keras would build the optimizer, for all that is trainable, if it were built.
+        with replaced_in(model, "built", False):
+            model.compile_from_config(compiled)
+        _set_state_of_optimizer(model, state)
+        return model
 
     def receive(self, model: keras.Model) -> keras.callbacks.History:
         """Gives a model what it has become, and returns what `fit` returned."""
-        with keras.saving.custom_object_scope(_of_notebook()):
-            trained = keras.saving.load_model(self.folder / _TRAINED, safe_mode=False)
+        content = pickle.loads((self.folder / _TRAINED).read_bytes())
+        build_config, weights, state, logs = content
         if not model.built:
-            model.build_from_config(trained.get_build_config())
-        model.set_weights(trained.get_weights())
-        # A step of the model may have optimizers that the file does not keep.
-        if model.optimizer is not None:
-            _receive_optimizer(model, trained)
+            found = keras.saving.deserialize_keras_object(build_config)
+            model.build_from_config(found)
+        model.set_weights(weights)
+        _set_state_of_optimizer(model, state)
         history = keras.callbacks.History()
         history.set_model(model)
-        content = json.loads((self.folder / _HISTORY).read_text(encoding="utf-8"))
-        history.epoch, history.history = restored_history(content)
+        history.epoch, history.history = restored_history(logs)
         return history
 
 
-def _receive_optimizer(model: keras.Model, trained: keras.Model) -> None:
-    """Gives the optimizer of a model the state that another model's has."""
+def _check_model(model: keras.Model) -> None:
+    """Refuses a model of which Keras's file would not keep all that `fit` needs."""
+    if not model.compiled:
+        raise UsageError("fit gets a model that is not compiled: compile it first.")
+    kind = type(model)
+    is_own = kind.compile is not keras.Model.compile
+    if is_own and kind.compile_from_config is keras.Model.compile_from_config:
+        raise UsageError(
+            f"fit cannot send what {kind.__name__} is compiled with, because it has a "
+            "compile of its own: give it get_compile_config and compile_from_config, "
+            "or write the program to a file, and give it as --script."
+        )
+    names = ("call", "train_step", "test_step", "compute_loss", "compute_metrics")
+    for layer in flat_layers(model):
+        for name in vars(layer).keys() & names:
+            raise UsageError(
+                f"fit cannot send the {name} that was set on {layer.name!r} alone: "
+                "make it a method of a class, or write the program to a file, and give "
+                "it as --script."
+            )
+
+
+def _state_of_optimizer(model: keras.Model) -> _State:
+    """Returns the places of an optimizer's weights in the model, and its values."""
     optimizer = model.optimizer
-    if not optimizer.built:
-        optimizer.build(model.trainable_variables)
-    found = trained.optimizer.variables
-    for variable, value in zip(optimizer.variables, found, strict=True):
-        variable.assign(value.value)
+    # A step of the model may have other optimizers, which are not sent.
+    if optimizer is None or not optimizer.built:
+        return None
+    places = {id(weight): place for place, weight in enumerate(model.weights)}
+    return (
+        [places[id(weight)] for weight in weights_of(optimizer)],
+        [variable.numpy() for variable in optimizer.variables],
+    )
+
+
+def _set_state_of_optimizer(model: keras.Model, state: _State) -> None:
+    """Gives the optimizer of a model the state that another model's had."""
+    if state is None:
+        return
+    places, values = state
+    if not model.optimizer.built:
+        model.optimizer.build([model.weights[place] for place in places])
+    for variable, value in zip(model.optimizer.variables, values, strict=True):
+        variable.assign(value)
 
 
 def _of_notebook() -> dict[str, Any]:

@@ -44,6 +44,29 @@ def trained_as_traced(model: keras.Model) -> Iterator[None]:
         _set_trainable((layer, not flag) for layer, flag in changed)
 
 
+# Of the layers of a model, and of their weights.
+TrainableFlags = tuple[Sequence[bool], Sequence[bool]]
+
+
+def trainable_flags(model: keras.Model) -> TrainableFlags:
+    """Returns each `trainable`, which files do not have of layers that a class makes.
+
+    A model saves the configuration of its class alone (keras/src/models/model.py).
+    """
+    return (
+        [layer.trainable for layer in flat_layers(model)],
+        [weight.trainable for weight in model.weights],
+    )
+
+
+def set_trainable_flags(model: keras.Model, flags: TrainableFlags) -> None:
+    """Gives the layers and weights of a model the flags of an equal model."""
+    of_layers, of_weights = flags
+    _set_trainable(zip(flat_layers(model), of_layers, strict=True))
+    for weight, flag in zip(model.weights, of_weights, strict=True):
+        weight.trainable = flag
+
+
 def compiled_state(model: keras.Model) -> Any:
     """Returns an object of a compiled model, which `compile` makes anew.
 

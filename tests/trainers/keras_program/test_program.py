@@ -558,6 +558,22 @@ def test_epochs_are_counted_as_the_program_counts_them(tmp_path: pathlib.Path) -
             "model.fit((row for row in [(x, y)] * 3), epochs=2, steps_per_epoch=2)",
             ("a generator", "ended after 3 batches"),
         ),
+        (
+            "class Own(keras.callbacks.Callback):\n"
+            "  def on_epoch_begin(self, epoch, logs=None):\n"
+            "    self.model.compile('adam', 'mse')\n"
+            "    self.model.make_train_function()\n"
+            "model.fit(x, y, callbacks=[Own()])",
+            ("on_epoch_begin of a callback", "stop_training"),
+        ),
+        further(
+            "class Own(keras.callbacks.Callback):\n"
+            "  def on_train_begin(self, logs=None):\n"
+            "    rate = keras.optimizers.schedules.CosineDecay(0.2, 8)\n"
+            "    self.model.optimizer.learning_rate = rate\n"
+            "model.fit(x, y, callbacks=[Own()])",
+            ("on_train_begin of a callback", "set a number"),
+        ),
     ],
 )
 def test_what_goes_wrong_in_a_program_is_one_line(

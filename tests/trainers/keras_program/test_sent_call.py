@@ -4,11 +4,16 @@ import pathlib
 import re
 import subprocess
 import textwrap
+from collections.abc import Iterator
 
+import keras
+import numpy as np
 import pytest
 
+from strategies.common.errors import UsageError
 from tests import processes
 from tests.markers import further
+from trainers.keras_program.sent_call import SentCall
 from trainers.run_dir.run_dir import RunDir
 
 _NOTEBOOK = """
@@ -205,3 +210,77 @@ def test_what_cannot_be_sent_is_one_line(
     assert last.startswith("strategies.common.errors.UsageError: ")
     assert all(word in last for word in words), last
     assert not (tmp_path / "runs").exists()
+
+
+@keras.saving.register_keras_serializable("sent")
+class Net(keras.Model):
+    """A model whose layers are in no configuration."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.base = keras.layers.Dense(4, activation="tanh")
+        self.head = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.head(self.base(inputs))
+
+
+@pytest.fixture
+def _half_precision() -> Iterator[None]:
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    yield
+    keras.config.set_dtype_policy(before)
+
+
+@pytest.mark.filterwarnings("ignore:The object being serialized includes a `lambda`")
+@pytest.mark.usefixtures("_half_precision")
+def test_what_is_frozen_is_sent(tmp_path: pathlib.Path) -> None:
+    """A layer of a class and one variable; the third call thaws without `compile`.
+
+    Layers of a class have the precision of the notebook.
+    """
+    x = np.random.default_rng(0).normal(size=(32, 3)).astype("float32")
+    given = {"x": x, "y": x[:, :1], "shuffle": False, "verbose": 0}
+    model, other = Net(), Net()
+    for one in (model, other):
+        one(x[:2])
+        one.base.trainable = one.head.bias.trainable = False
+        one.compile("adam", lambda labels, found: (labels - found) ** 2)
+    other.set_weights(model.get_weights())
+    for number in range(3):
+        for one in (model, other):
+            one.base.trainable = number == 2
+        call = SentCall(tmp_path / str(number))
+        call.folder.mkdir()
+        call.send(model, (), given)
+        # In a process of the run this is so until the program sets it.
+        keras.config.set_dtype_policy("float32")
+        call.run()
+        call.receive(model)
+        other.fit(**given)
+        for one, two in ((model, other), (model.optimizer, other.optimizer)):
+            for found, expected in zip(one.variables, two.variables, strict=True):
+                np.testing.assert_array_equal(found, expected)
+
+
+class OwnCompile(Net):
+    """A model like https://keras.io/examples/vision/knowledge_distillation."""
+
+    def compile(self, own_optimizer):
+        super().compile()
+        self.own_optimizer = own_optimizer
+
+
+@pytest.mark.parametrize("kind", ["compile", "train_step", "call of a layer"])
+def test_what_no_file_keeps_is_refused(tmp_path: pathlib.Path, kind: str) -> None:
+    model = OwnCompile() if kind == "compile" else Net()
+    model(np.zeros([2, 3]))
+    model.compile("sgd")
+    if kind == "train_step":
+        model.train_step = lambda data: {}
+    elif kind != "compile":
+        model.base.call = lambda inputs: inputs
+    with pytest.raises(UsageError):
+        SentCall(tmp_path).send(model, (), {})
+    assert not list(tmp_path.iterdir())
