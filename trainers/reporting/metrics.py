@@ -343,8 +343,7 @@ def _steps_of(event: StepEvent) -> np.ndarray:
     input, seconds with input, and the duration of a single step.
     """
     results = event.results
-    # The clock of steps is the machine's, which may be set back.
-    durations = np.maximum(results.step_seconds, 0)
+    durations = results.step_seconds
     columns = [results.sums["examples"], durations, results.input_seconds, durations]
     if results.workers is not None:
         # Steps come in the order of workers, not of time, so that all get the mean.

@@ -96,17 +96,6 @@ def test_speed_of_workers_is_that_of_all_of_them() -> None:
     assert parts["rest"] == pytest.approx(0, abs=1e-9)
 
 
-def test_a_clock_that_is_set_back_changes_one_call_alone() -> None:
-    meter = ThroughputMeter()
-    for call in range(100):
-        steps = np.full(50, 1e-3)
-        if call == 20:
-            steps[7] -= 1
-        meter(_event(0.05, [64] * 50, steps))
-    assert meter.summary()["examples_per_second"] == pytest.approx(64_000)
-    assert len(meter._windows) == 9
-
-
 def test_long_calls_take_no_more_memory_than_their_windows() -> None:
     meter = ThroughputMeter()
     for _ in range(4):

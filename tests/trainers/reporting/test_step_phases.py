@@ -1,5 +1,6 @@
 """Tests of the file of a task's step phases; tests/conformance has real ones."""
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ from trainers.reporting.step_phases import PhaseMeter
 
 @pytest.mark.parametrize(("steps_per_call", "num_calls"), [(100_000, 4), (30, 500)])
 def test_the_newest_steps_are_kept_and_the_time_of_all(
-    steps_per_call: int, num_calls: int
+    steps_per_call: int, num_calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file of a million steps would be larger than a report may read."""
     parts: Any = SimpleNamespace(
@@ -23,6 +24,8 @@ def test_the_newest_steps_are_kept_and_the_time_of_all(
     kinds = ("summary", "eval", "checkpoint")
     clock: Any = SimpleNamespace(seconds=lambda: dict.fromkeys(kinds, 0.0), blocks=[])
     meter = PhaseMeter("chief-0", parts, clock)
+    # Somebody sets the clock back.
+    monkeypatch.setattr("time.time", itertools.count(0, -3600).__next__)
     starts = np.arange(0.0, num_calls * steps_per_call)
     lengths = np.where(starts < starts[-1] / 2, 0.25, 1.0)
     half = steps_per_call // 2
@@ -37,6 +40,7 @@ def test_the_newest_steps_are_kept_and_the_time_of_all(
         meter(event)
     meter._retracing.end()
     content = meter.content()
+    assert content["wall_seconds"] > 0
     columns = content["steps"]
     assert columns.keys() == {"worker", "start", "input", "prefetch", "stop"}
     (num_kept,) = {len(column) for column in columns.values()}
