@@ -170,6 +170,7 @@ def run_loop(
             results = parts.loop_function(batches, stop - step, observe, local_flags)
             if length.step_delay_milliseconds:
                 results = _delayed(results, 1e-3 * length.step_delay_milliseconds)
+        results = _within(results, timer.seconds)
         clock.add("input", float(results.input_seconds.sum()))
         counters.add(results)
         step += results.applied_steps
@@ -206,3 +207,15 @@ def _delayed(results: StepResults, seconds: float) -> StepResults:
     # part.
     time.sleep(seconds * results.applied_steps)
     return dataclasses.replace(results, step_seconds=results.step_seconds + seconds)
+
+
+def _within(results: StepResults, seconds: float) -> StepResults:
+    """Returns results whose times are no longer than their call, and not negative.
+
+    The clock of steps is the machine's, which may be set while they run.
+    """
+    return dataclasses.replace(
+        results,
+        step_seconds=np.clip(results.step_seconds, 0, seconds),
+        input_seconds=np.clip(results.input_seconds, 0, seconds),
+    )

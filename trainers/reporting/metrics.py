@@ -318,11 +318,11 @@ class ThroughputMeter:
         durations = np.concatenate([*self._windows, unfinished])[:, _DURATION]
         p50, p90, p99 = map(float, np.percentile(1e3 * durations, (50, 90, 99)))
         # The median window, and not the mean of two, so that speed and times are of the
-        # same steps.
+        # same steps. Of two in the middle it is the slower one.
         windows = sorted(
             self._windows or [unfinished], key=lambda steps: -_speed_of(steps)
         )
-        median = windows[(len(windows) - 1) // 2]
+        median = windows[len(windows) // 2]
         return {
             "examples_per_second": _speed_of(median),
             "step_milliseconds": {
@@ -343,8 +343,7 @@ def _steps_of(event: StepEvent) -> np.ndarray:
     input, seconds with input, and the duration of a single step.
     """
     results = event.results
-    # The clock of steps is the machine's, which may be set back.
-    durations = np.maximum(results.step_seconds, 0)
+    durations = results.step_seconds
     columns = [results.sums["examples"], durations, results.input_seconds, durations]
     if results.workers is not None:
         # Steps come in the order of workers, not of time, so that all get the mean.

@@ -1,7 +1,9 @@
 """Times of a task's steps by phase, for `--mode=explain`."""
 
+import collections
 import inspect
 import logging
+import math
 import os
 import pathlib
 import time
@@ -11,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.common.files import write_json
-from strategies.common.types import StepPhases
+from strategies.common.types import StepPhases, StepResults
 from strategies.inner_loop.reduction import bytes_of
 from trainers.loop.loop import StepEvent
 from trainers.loop.parts import TrainingParts
@@ -22,7 +24,7 @@ SCHEMA_VERSION = 1
 
 # Calls at the start of a run, which are slower than the rest.
 WARM_UP_CALLS = 2
-# Later steps are not kept one by one: a file of as many is about a megabyte.
+# Only the newest steps are kept one by one: a file of as many is about a megabyte.
 _MOST_STEPS = 4_000
 # Work between calls of the inner loop.
 _KINDS = ("summary", "eval", "checkpoint")
@@ -43,8 +45,12 @@ class PhaseMeter:
         self._chief_seconds = 0.0
         self._begin: dict[str, float] = {}
         self._end: dict[str, float] = {}
-        self._phases: list[StepPhases] = []
-        self._workers: list[str] = []
+        self._seconds_in_steps = 0.0
+        # Newest calls: columns of steps by name, and seconds of these steps.
+        self._calls: collections.deque[tuple[dict[str, np.ndarray], float]] = (
+            collections.deque()
+        )
+        self._num_kept = 0
         self._num_operations = 0
         self._retracing = _RetracingCounter()
 
@@ -66,24 +72,41 @@ class PhaseMeter:
         if self._num_calls == WARM_UP_CALLS:
             self._begin = self._totals()
         elif self._num_calls > WARM_UP_CALLS and not (event.is_last and self._end):
+            self._keep(event.results)
             self._end = self._totals()
-            results = event.results
-            if results.phases is not None and len(self._workers) < _MOST_STEPS:
-                self._phases.append(results.phases)
-                num_steps = len(results.phases.start)
-                own = [self._task] * num_steps
-                workers = results.workers
-                self._workers += own if workers is None else map(str, workers)
+
+    def _keep(self, results: StepResults) -> None:
+        """Keeps the times of a call, and forgets the oldest calls."""
+        seconds, phases = results.step_seconds, results.phases
+        self._seconds_in_steps += float(seconds.sum())
+        if phases is None:
+            return
+        workers = results.workers
+        if workers is None:
+            workers = np.full(len(seconds), self._task)
+        names = ("worker", *inspect.get_annotations(StepPhases))
+        columns = dict(zip(names, (workers, *phases), strict=True))
+        # A single call may have a million steps, those of each worker together.
+        every = math.ceil(len(seconds) / _MOST_STEPS) or 1
+        kept = {
+            n: values[::every] for n, values in columns.items() if values is not None
+        }
+        self._calls.append((kept, float(seconds[::every].sum())))
+        self._num_kept += len(kept["worker"])
+        while self._num_kept > _MOST_STEPS:
+            self._num_kept -= len(self._calls.popleft()[0]["worker"])
 
     def _totals(self) -> dict[str, float]:
         """Returns the time and the totals of this task so far, in seconds."""
         seconds = self._clock.seconds()
         return {
             "time": time.time(),
+            "wall": time.perf_counter(),
             "chief": self._chief_seconds,
             "cpu": time.process_time(),
             "cpu_wait": cpu_wait_seconds(),
             "steps": float(self._parts.applied_steps()),
+            "in_steps": self._seconds_in_steps,
             "num_traces_since": float(self._parts.loop_function.num_traces()),
             **{kind: seconds[kind] for kind in _KINDS},
         }
@@ -98,13 +121,18 @@ class PhaseMeter:
     def content(self) -> dict[str, Any]:
         """Returns the content of the file of this task."""
         totals = {name: self._end[name] - self._begin[name] for name in self._end}
+        # Steps and blocks are by the machine's clock, which may be set.
+        totals.pop("time", None)
         variables = self._parts.model.trainable_variables
         return {
             "schema_version": SCHEMA_VERSION,
             "task": self._task,
-            "wall_seconds": totals.pop("time", 0.0),
+            "wall_seconds": totals.pop("wall", 0.0),
             "num_steps": int(totals.pop("steps", 0)),
-            "seconds": totals,
+            "seconds": {
+                **totals,
+                "in_kept_steps": sum(seconds for _, seconds in self._calls),
+            },
             "num_retracing_warnings": self._retracing.count,
             "num_operations": self._num_operations,
             "num_variables": len(variables),
@@ -121,16 +149,17 @@ class PhaseMeter:
             ],
         }
 
-    def _steps(self) -> dict[str, Any]:
-        """Returns the times of each step by name, lists of one length."""
-        # A single call may have a million steps.
-        columns: dict[str, Any] = {"worker": self._workers[:_MOST_STEPS]}
-        for name in inspect.get_annotations(StepPhases):
-            parts = [getattr(phases, name) for phases in self._phases]
-            if parts and parts[0] is not None:
-                kept = np.concatenate(parts)[:_MOST_STEPS]
-                columns[name] = np.round(kept, 7).tolist()
-        return columns
+    def _steps(self) -> dict[str, list[Any]]:
+        """Returns the times of each kept step by name, lists of one length."""
+        calls = [columns for columns, _ in self._calls]
+        columns = {
+            name: np.concatenate([call[name] for call in calls])
+            for name in (calls[0] if calls else ())
+        }
+        return {
+            name: (np.round(v, 7) if v.dtype == np.float64 else v).tolist()
+            for name, v in columns.items()
+        }
 
 
 class _RetracingCounter(logging.Filter):

@@ -37,8 +37,8 @@ def test_speed_and_step_time_are_of_one_window() -> None:
     # Two calls of warm-up, and an even number of others, of unlike batches.
     for seconds, examples in ((9, [1]), (9, [1]), (1, [10]), (2, [80])):
         meter(_event(seconds, examples))
-    assert meter.summary()["examples_per_second"] == 40
-    assert meter.summary()["step_milliseconds"]["total"] == 2000
+    assert meter.summary()["examples_per_second"] == 10
+    assert meter.summary()["step_milliseconds"]["total"] == 1000
     meter(_event(1, [20]))
     assert meter.summary()["examples_per_second"] == 20
     assert meter.summary()["step_milliseconds"]["total"] == 1000
@@ -94,17 +94,6 @@ def test_speed_of_workers_is_that_of_all_of_them() -> None:
     # Of the mean step: a quarter of its 10 ms is input, and nothing is Python's.
     assert parts["input"] == pytest.approx(2.5)
     assert parts["rest"] == pytest.approx(0, abs=1e-9)
-
-
-def test_a_clock_that_is_set_back_changes_one_call_alone() -> None:
-    meter = ThroughputMeter()
-    for call in range(100):
-        steps = np.full(50, 1e-3)
-        if call == 20:
-            steps[7] -= 1
-        meter(_event(0.05, [64] * 50, steps))
-    assert meter.summary()["examples_per_second"] == pytest.approx(64_000)
-    assert len(meter._windows) == 9
 
 
 def test_long_calls_take_no_more_memory_than_their_windows() -> None:

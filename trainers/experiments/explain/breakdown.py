@@ -39,7 +39,7 @@ class Replica:
       task: Record that its task wrote.
       starts: Start of each kept step by the clock of its task, in seconds, [steps].
       steps: Seconds of each kept step by phase within a step, [steps] each.
-      factor: Number of its steps for each kept one.
+      factor: Time of all its steps over the time of the kept ones.
     """
 
     name: str
@@ -125,7 +125,7 @@ def breakdown_of(tasks: Mapping[str, Mapping[str, Any]]) -> Breakdown:
     wire, slowest = exchange.min(axis=0), exchange.argmin(axis=0)
     for replica, own in zip(replicas, exchange, strict=True):
         replica.steps.update(wait=own - wire, wire=wire)
-    waited = (exchange - wire).sum(axis=0)
+    waited = np.sum([r.factor * r.steps["wait"] for r in replicas], axis=0)
     caused = [float(waited[slowest == index].sum()) for index in range(len(replicas))]
     return Breakdown(replicas, tasks, caused)
 
@@ -136,7 +136,8 @@ def _replicas_of(task: Mapping[str, Any]) -> list[Replica]:
     start, prefetch = columns["start"], columns["prefetch"]
     arrived, stop = start + columns["input"], columns["stop"] - prefetch
     reduced = columns.get("reduced", stop)
-    factor = task["num_steps"] / len(start)
+    seconds = task["seconds"]
+    factor = seconds["in_steps"] / max(seconds["in_kept_steps"], 1e-9)
 
     def replica(name: str, rows: Any, waited: Any, compute: Any, done: Any) -> Replica:
         steps = {

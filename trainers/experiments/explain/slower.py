@@ -94,8 +94,8 @@ def _shares_of_compute(run: Run) -> dict[str, float]:
     """Returns shares of the time of steps without input by phase, if they are known."""
     try:
         replicas = read_breakdown(run.path).replicas
-    # A run without the setting, or one of a few steps.
-    except (UsageError, OSError, ValueError):
+    # A run without the setting, of a few steps, or of an earlier version.
+    except (UsageError, OSError, ValueError, KeyError):
         return {}
     seconds = {
         PHASES[phase]: sum(replica.seconds[phase] for replica in replicas)

@@ -24,7 +24,7 @@ class Measurement:
       num_replicas: Number of replicas.
       examples: Number of examples that each replica computed for an update.
       step_seconds: Median seconds of a step; for asynchronous updates, which come in
-        bursts, the seconds of a step at the median speed.
+        bursts, the mean of the median window.
       gradient_bytes: Bytes of a replica's gradients, ballast included; 0 with one
         replica that sends nothing.
       size: `own` gradients of the model, with `ballast`, or of a `small` network.

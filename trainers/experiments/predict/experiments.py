@@ -219,6 +219,9 @@ def with_replicas(config: Config, count: int) -> Config:
 def _shared(config: Config) -> Config:
     """Returns the settings that all runs share, without work outside the steps."""
     shared = of_a_short_run(config, _DEFAULT_TRAIN_STEPS)
+    if config.model.script is None:
+        # The model takes all batches of a run to be equally large.
+        shared = shared.replace(drop_last_batch=True)
     return shared.replace(num_replicas=None, num_workers=None)
 
 

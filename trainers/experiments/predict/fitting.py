@@ -154,17 +154,14 @@ def _executed_once(
 
 def measured(experiment: Experiment, executed: Executed) -> Measurement:
     """Returns the measurement of a run that a model is fitted to."""
-    throughput = executed.run.result["throughput"]
-    # The median is robust against a few slow steps.
-    seconds = throughput["step_milliseconds"]["p50"] / 1e3
-    if not experiment.config.strategy.is_synchronous:
-        # Updates come in bursts: most are close to the one before.
-        batch = experiment.config.length.global_batch_size
-        seconds = batch / throughput["examples_per_second"]
+    milliseconds = executed.run.result["throughput"]["step_milliseconds"]
+    # The median is robust against a few slow steps. Asynchronous updates come in
+    # bursts: most are close to the one before.
+    figure = "p50" if experiment.config.strategy.is_synchronous else "total"
     return Measurement(
         num_replicas=experiment.num_replicas,
         examples=experiment.examples,
-        step_seconds=seconds,
+        step_seconds=milliseconds[figure] / 1e3,
         gradient_bytes=exchange_of(experiment, executed).gradient_bytes,
         size=experiment.size,
         bandwidth_mbit=experiment.bandwidth_mbit,

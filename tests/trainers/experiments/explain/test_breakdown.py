@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trainers.config.config import Config
-from trainers.experiments.explain.breakdown import WITHIN_A_STEP, breakdown_of
+from trainers.experiments.explain.breakdown import PHASES, WITHIN_A_STEP, breakdown_of
 from trainers.experiments.explain.causes import Facts, find_causes
 from trainers.experiments.explain.report import Report, trace_of
 
@@ -43,6 +43,7 @@ def task_of(name: str, row: Row, clock: float = 0.0, **other: Any) -> dict[str, 
     computed = start[:, np.newaxis] + waited + np.array(computes)
     seconds = {"summary": 0.0, "eval": 0.0, "checkpoint": 0.0, "chief": 0.0}
     seconds |= {"cpu": 1.0, "cpu_wait": 0.0, "num_traces_since": 0.0}
+    seconds |= dict.fromkeys(("in_steps", "in_kept_steps"), NUM_STEPS * length)
     seconds |= {name: other.pop(name) for name in [*seconds] if name in other}
     return {
         "task": name,
@@ -124,10 +125,17 @@ def test_a_wait_for_later_examples_is_input_and_no_update() -> None:
     assert replica.seconds["update"] == pytest.approx(NUM_STEPS * 0.06 - 0.05)
 
 
-def test_steps_that_are_not_kept_count_as_those_that_are() -> None:
-    task = task_of("chief-0", (0.0, [0.05], 0.0, 0.0), num_steps=3 * NUM_STEPS)
-    (replica,) = breakdown_of(workers(task)).replicas
-    assert replica.seconds["compute"] == pytest.approx(3 * NUM_STEPS * 0.05)
+def test_steps_that_are_not_kept_count_by_their_time() -> None:
+    """They may have been faster than the newest ones, which are kept."""
+    row = (0.0, [0.05, 0.09], 0.0, 0.01)
+    task = task_of("chief-0", row, in_steps=1.5, num_steps=100 * NUM_STEPS)
+    breakdown = breakdown_of(workers(task))
+    fast, slow = breakdown.replicas
+    # Of the 0.1 s of a step.
+    assert fast.seconds["compute"] == pytest.approx(0.5 * 1.5)
+    assert fast.seconds["wait"] == pytest.approx(0.4 * 1.5)
+    assert breakdown.caused_wait_seconds == pytest.approx([0.0, 0.4 * 1.5])
+    assert [fast.share(*PHASES), slow.share(*PHASES)] == pytest.approx([1, 1])
 
 
 # Cause, tasks of the run, content of its result, and settings.
