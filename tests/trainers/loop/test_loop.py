@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from strategies.common.types import StepResults, SyncedFlags
-from trainers.loop.loop import Always, run_loop
+from trainers.loop.loop import When, run_loop
 from trainers.loop.timing import Clock
 from trainers.reporting.metrics import MetricsWindow, ThroughputMeter
 from trainers.run_dir.train_state import TrainCounters
@@ -20,11 +20,11 @@ def test_a_clock_that_is_set_changes_the_times_of_one_call_alone(set_by: float) 
     """Steps are timed by the machine's clock, and calls by one that nobody sets."""
     calls = iter(range(NUM_CALLS))
 
-    def call(batches: Any, num_steps: int, *_: Any) -> Any:
+    def call(batches: Any, num_steps: int, *_: Any) -> StepResults:
         seconds = np.full(num_steps, 1e-9)
         if next(calls) == 5:
             seconds[7] += set_by
-        results = StepResults(
+        return StepResults(
             applied_steps=num_steps,
             attempted_steps=num_steps,
             sums={"examples": np.full(num_steps, 64.0)},
@@ -33,7 +33,6 @@ def test_a_clock_that_is_set_changes_the_times_of_one_call_alone(set_by: float) 
             details={},
             agreed=SyncedFlags(),
         )
-        return SimpleNamespace(fetch=lambda: results)
 
     length = SimpleNamespace(steps_per_loop=STEPS_PER_CALL, step_delay_milliseconds=1)
     parts: Any = SimpleNamespace(
@@ -48,7 +47,7 @@ def test_a_clock_that_is_set_changes_the_times_of_one_call_alone(set_by: float) 
     run_loop(
         parts,
         None,
-        [Always(meter), Always(window)],
+        [When(meter), When(window)],
         clock,
         TrainCounters(),
         diagnose=lambda _: "",
