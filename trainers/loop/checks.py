@@ -62,7 +62,7 @@ def check_batch_size(config: Config, strategy: Strategy, data: Data) -> None:
         )
         raise UsageError(
             f"{batch} is more than the {data.train.num_examples:,} training examples, "
-            f"so that {flag} leaves no batch: lower it, or leave {flag} out."
+            f"and batches that are smaller are dropped ({flag}): lower it."
         )
 
 
