@@ -29,10 +29,10 @@ _PARTS = f"{PREFIX}squared_parts"
 class WithStatistics:
     """Replica step that also reports its own gradient. Satisfies `ReplicaFunction`."""
 
-    def __init__(self, step: ReplicaFunction, num_shards: int):
+    def __init__(self, step: ReplicaFunction, num_replicas: int):
         """Stores a step with dense gradients; traces nothing."""
         self._step = step
-        self._num_shards = num_shards
+        self._num_replicas = num_replicas
 
     def __call__(self, batch: Batch) -> ReplicaOutputs:
         outputs = self._step(batch)
@@ -44,7 +44,7 @@ class WithStatistics:
         loss = outputs.sums["loss"] / tf.maximum(rows, 1.0)
         # One entry for each replica, so that the sum over replicas keeps the losses
         # apart.
-        own = tf.one_hot(batch.replica, self._num_shards, dtype=tf.float64)
+        own = tf.one_hot(batch.replica, self._num_replicas, dtype=tf.float64)
         losses = tf.unstack(own * loss * has_rows)
         return outputs._replace(
             sums={
