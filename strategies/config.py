@@ -366,9 +366,11 @@ class StrategyConfig:
     def num_shards(self, num_replicas: int) -> int:
         """Returns the number of shards of a global batch.
 
-        Asynchronous replicas take whole global batches.
+        Asynchronous replicas take whole global batches, and an update of synchronous
+        ones sums a shard of each replica that it waits for.
         """
-        return num_replicas if self.is_synchronous else 1
+        # A cluster that is too small for its backup workers is refused elsewhere.
+        return max(self.num_required(num_replicas), 1)
 
     def num_required(self, num_workers: int) -> int:
         """Returns the number of workers that an update waits for."""

@@ -842,6 +842,11 @@ BEFORE_TENSORFLOW = [
         "--backup_workers=1",
         *("--backup_workers=1", "--mode=explain"),
     ),
+    row(
+        "--mode=predict --strategy=parameter_server --update=sync "
+        "--strategies=parameter_server --backup_workers=1",
+        *("--backup_workers=1", "--mode=predict"),
+    ),
     row("--mode=predict", "--mode=predict", "--strategies"),
     row("--replicas=4", "--replicas=4", "--num_replicas", "--mode=predict"),
     row(

@@ -120,6 +120,7 @@ def test_an_update_is_the_mean_over_the_rows_that_came_in_time(
             f"--num_workers={NUM_WORKERS}",
             "--backup_workers=1",
             "--set=report.record_steps=true",
+            "--set=report.replica_statistics=true",
         ),
         *(*user_code, "--train_steps=1000000", "--optimizer=sgd"),
         *("--learning_rate=0.1", f"--global_batch_size={BATCH_SIZE}"),
@@ -151,8 +152,20 @@ def test_an_update_is_the_mean_over_the_rows_that_came_in_time(
         for number, (before, step) in enumerate(itertools.pairwise(steps), start=1)
     ]
     assert sum(shares in WITH_THE_BACKUP for shares in taken) >= 6
+    assert_losses_of_two_replicas(run)
     assert_can_be_evaluated(run, *user_code)
     assert_synchronous(run, backup_workers=1)
+
+
+def assert_losses_of_two_replicas(run: pathlib.Path) -> None:
+    """Asserts that each line has losses of the two workers that came in time."""
+    names = [
+        [name for name in row if name.startswith("replica/loss_")]
+        for row in processes.metrics_of(run)
+    ]
+    assert {*map(len, names)} == {2}
+    every = {f"replica/loss_{index}" for index in range(NUM_WORKERS)}
+    assert {*itertools.chain(*names)} == every
 
 
 def wait_for_steps(run: pathlib.Path, number: int, launcher) -> None:

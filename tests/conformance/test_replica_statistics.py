@@ -38,8 +38,8 @@ DIVIDE = [
 
 @pytest.mark.parametrize("strategy", DIVIDE)
 def test_of_replicas_with_unequal_shares(strategy: str) -> None:
-    """Three replicas have two, two and one of five rows."""
-    features = np.random.default_rng(0).standard_normal((5, 2)).astype(np.float64)
+    """Three replicas have two, two and one of five rows, and then one, one and none."""
+    features = np.random.default_rng(0).standard_normal((7, 2)).astype(np.float64)
     assembly = assemble_custom(
         strategy,
         3,
@@ -47,7 +47,7 @@ def test_of_replicas_with_unequal_shares(strategy: str) -> None:
         features,
         dtype="float64",
         global_batch_size=5,
-        train_steps=1,
+        train_steps=2,
         replica_statistics=True,
     )
     batches = assembly.strategy.distribute(assembly.batches(0))
@@ -65,6 +65,10 @@ def test_of_replicas_with_unequal_shares(strategy: str) -> None:
     assert float(results.details["gradient_norm"]) ** 2 == pytest.approx(whole @ whole)
     expected = cosine_of(np.array(gradients), [2, 2, 1])
     assert found["replica/gradient_cosine"] == pytest.approx(expected)
+    results = assembly.loop_function(batches, 1, SummaryLevel.NORMS).fetch()
+    found = ReplicaStatistics().scalars(results)
+    losses_of = [name for name in found if name.startswith("replica/loss_")]
+    assert losses_of == ["replica/loss_0", "replica/loss_1"]
 
 
 def cosine_of(gradients: np.ndarray, rows: Sequence[int]) -> float:

@@ -225,6 +225,7 @@ CHECKS: Sequence[Callable[[Config], None]] = (
     mode_checks.check_evaluation,
     mode_checks.check_resume,
     mode_checks.check_comparison,
+    mode_checks.check_backup_workers,
     mode_checks.check_explanation,
     mode_checks.check_seeds,
     _check_streaming,

@@ -61,15 +61,20 @@ def check_comparison(config: Config) -> None:
         )
 
 
+def check_backup_workers(config: Config) -> None:
+    """Refuses updates that leave gradients out where their time is divided."""
+    backups, mode = config.strategy.backup_workers, config.run.mode
+    if backups and mode in ("explain", "predict"):
+        raise UsageError(
+            f"--backup_workers={backups} does not fit --mode={mode}, whose times are "
+            "of updates that wait for every worker: leave it out."
+        )
+
+
 def check_explanation(config: Config) -> None:
     """Refuses settings under which a step has no phases."""
     if config.run.mode != "explain":
         return
-    if config.strategy.backup_workers:
-        raise UsageError(
-            f"--backup_workers={config.strategy.backup_workers} does not fit "
-            "--mode=explain: a gradient that is dropped carries no times; leave it out."
-        )
     if config.strategy.averaged == "losses":
         raise UsageError(
             "--average=losses does not fit --mode=explain: no replica has gradients of "

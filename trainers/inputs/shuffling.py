@@ -35,7 +35,6 @@ class Order:
       seed: Seed of the permutation of each epoch; None for ascending order.
       drop_last_batch: True if an epoch ends before a batch that would be smaller.
       first_step: Step that the first epoch begins with.
-      first_example: Number of examples in the steps before it.
     """
 
     num_examples: int
@@ -43,7 +42,6 @@ class Order:
     seed: int | None
     drop_last_batch: bool = False
     first_step: int = 0
-    first_example: int = 0
 
     @property
     def examples_per_epoch(self) -> int:
@@ -54,12 +52,6 @@ class Order:
     def steps_per_epoch(self) -> int:
         # Division that rounds up: a smaller last batch is a step too.
         return -(-self.examples_per_epoch // self.global_batch_size)
-
-    def first_example_of_step(self, step: int) -> int:
-        """Returns the number of examples before a step that is counted over epochs."""
-        epoch, batch = divmod(step - self.first_step, self.steps_per_epoch)
-        since = epoch * self.examples_per_epoch + batch * self.global_batch_size
-        return self.first_example + since
 
     def indices(
         self, step: tf.Tensor, shard_index: tf.Tensor | int, num_shards: int

@@ -199,9 +199,4 @@ class CallsOfFit:
         return lent, parts
 
     def _begin_next_phase(self, parts: TrainingParts) -> None:
-        step = parts.applied_steps()
-        self._phase = Phase(
-            number=self.count + 1,
-            first_step=step,
-            first_example=parts.order.first_example_of_step(step),
-        )
+        self._phase = Phase(number=self.count + 1, first_step=parts.applied_steps())

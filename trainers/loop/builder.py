@@ -192,7 +192,6 @@ def _checked_order(
         seed=phase.order_seed(config.run.seed) if data.is_shuffled else None,
         drop_last_batch=config.drops_last_batch,
         first_step=phase.first_step,
-        first_example=phase.first_example,
     )
 
 

@@ -161,7 +161,6 @@ def _unit_of(size: int) -> tuple[int, str]:
 def _rows_at_once(parts: TrainingParts) -> int:
     """Returns the number of rows of the largest micro-batch."""
     strategy = parts.config.strategy
-    # Asynchronous replicas compute whole global batches: they have one shard.
     shards = strategy.num_shards(parts.strategy.num_replicas)
     micro_batches = shards * strategy.gradient_accumulation_steps
     return -(-parts.config.length.global_batch_size // micro_batches)

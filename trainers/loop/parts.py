@@ -153,12 +153,10 @@ class Phase:
     Attributes:
       number: Number of the training, from 1.
       first_step: Number of updates that earlier ones have applied.
-      first_example: Number of examples in these updates.
     """
 
     number: int = 1
     first_step: int = 0
-    first_example: int = 0
 
     def order_seed(self, seed: int) -> int:
         """Returns the seed of the order of examples, another one for each training.

@@ -34,8 +34,7 @@ def replica_step(
         step = Accumulation(train_step, num_parts)
     if config.report.replica_statistics:
         checks.check_dense(parts.model)
-        num_shards = config.strategy.num_shards(strategy.num_replicas)
-        step = WithStatistics(step, num_shards)
+        step = WithStatistics(step, strategy.num_replicas)
     return with_totals(step, parts.model, parts.objective)
 
 

@@ -20,6 +20,8 @@ from trainers.run_dir.train_state import NoiseMeans
 
 PREFIX = "replica/"
 _SQUARE, _COUNT, _LOSS = f"{PREFIX}square", f"{PREFIX}count", f"{PREFIX}loss_"
+# Whether the gradient of a replica, which may be late, is in the sum.
+_COUNTED = f"{PREFIX}counted_"
 # Sums over replicas of 1 / rows, of rows^2, and of rows^2 times the squared length of
 # the gradient.
 _INVERSE, _ROWS = f"{PREFIX}inverse_rows", f"{PREFIX}squared_rows"
@@ -29,10 +31,10 @@ _PARTS = f"{PREFIX}squared_parts"
 class WithStatistics:
     """Replica step that also reports its own gradient. Satisfies `ReplicaFunction`."""
 
-    def __init__(self, step: ReplicaFunction, num_shards: int):
+    def __init__(self, step: ReplicaFunction, num_replicas: int):
         """Stores a step with dense gradients; traces nothing."""
         self._step = step
-        self._num_shards = num_shards
+        self._num_replicas = num_replicas
 
     def __call__(self, batch: Batch) -> ReplicaOutputs:
         outputs = self._step(batch)
@@ -44,8 +46,8 @@ class WithStatistics:
         loss = outputs.sums["loss"] / tf.maximum(rows, 1.0)
         # One entry for each replica, so that the sum over replicas keeps the losses
         # apart.
-        own = tf.one_hot(batch.replica, self._num_shards, dtype=tf.float64)
-        losses = tf.unstack(own * loss * has_rows)
+        own = tf.one_hot(batch.replica, self._num_replicas, dtype=tf.float64) * has_rows
+        losses, counted = tf.unstack(own * loss), tf.unstack(own)
         return outputs._replace(
             sums={
                 **outputs.sums,
@@ -55,6 +57,7 @@ class WithStatistics:
                 _ROWS: tf.square(rows),
                 _PARTS: square,
                 **{f"{_LOSS}{index}": one for index, one in enumerate(losses)},
+                **{f"{_COUNTED}{index}": one for index, one in enumerate(counted)},
             }
         )
 
@@ -97,7 +100,11 @@ class ReplicaStatistics:
         }
         if _COUNT not in sums:
             return {}
-        losses = {name: value for name, value in sums.items() if name.startswith(_LOSS)}
+        losses = {
+            name: value
+            for name, value in sums.items()
+            if name.startswith(_LOSS) and sums[name.replace(_LOSS, _COUNTED)]
+        }
         count, norm = sums[_COUNT], results.details.get("gradient_norm")
         if norm is None or count < 2:
             return losses

@@ -157,13 +157,12 @@ class _Checks:
         # An asynchronous worker is one replica, regardless of its devices.
         replicas = tasks * max(1, local) if self.traits.synchronous else tasks
         size = self.config.length.global_batch_size
-        share = size // replicas if self.traits.synchronous else size
-        rest = self.traits.synchronous and size % replicas
+        sharing = self.config.strategy.num_shards(replicas)
+        share, rest = divmod(size, sharing)
         examples = f"{share} or {share + 1}" if rest else f"{share}"
         words = f"{replicas}, with {examples} examples of a step each"
         self.findings.show("replicas", words)
         steps = self.config.strategy.gradient_accumulation_steps
-        sharing = self.config.strategy.num_shards(replicas)
         if size < sharing * steps:
             parts = f" x {steps} micro-batches" if steps > 1 else ""
             self.findings.add(

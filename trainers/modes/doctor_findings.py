@@ -98,7 +98,7 @@ def slow_settings(config: Config, hardware: Hardware) -> Iterator[str]:
             f"{replicas} replicas would take turns on {counted(cores, 'core')}: "
             f"use {_fewer_replicas(config, cores)} or fewer."
         )
-    yield from _small_shards(config, replicas, traits.synchronous)
+    yield from _small_shards(config, replicas)
     yield from _frequent_interrupts(config)
     threads = config.threads.intra_op_threads
     if threads > cores:
@@ -123,15 +123,15 @@ def gpus_left_out(count: int) -> str:
     )
 
 
-def _small_shards(config: Config, replicas: int, synchronous: bool) -> Iterator[str]:
+def _small_shards(config: Config, replicas: int) -> Iterator[str]:
     """Yields a hint if the replicas' shards are small."""
-    share = config.length.global_batch_size // replicas
-    # Asynchronous replicas compute whole global batches.
-    if synchronous and replicas > 1 and share < _FEW_EXAMPLES:
+    shards = config.strategy.num_shards(replicas)
+    share = config.length.global_batch_size // shards
+    if shards > 1 and share < _FEW_EXAMPLES:
         yield (
             f"each of {replicas} replicas would compute {counted(share, 'example')} of "
             "a step, which costs little more than computing none: raise "
-            f"--global_batch_size to {_FEW_EXAMPLES * replicas} or more."
+            f"--global_batch_size to {_FEW_EXAMPLES * shards} or more."
         )
 
 

@@ -251,7 +251,7 @@ class _Watcher(keras.callbacks.Callback):
         )
         seconds = sum(self._seconds)
         run.metrics.clock.add("train", seconds)
-        run.metrics.counters.add(results)
+        run.metrics.process.counters.add(results)
         # fit counts in its optimizer alone.
         run.parts.step.assign(self._step)
         event = self._event(results, seconds)

@@ -246,7 +246,7 @@ class TrainingRun:
             # run.
             [*self._callbacks(), When(self.signals)],
             self.metrics.clock,
-            self.metrics.counters,
+            self.metrics.process.counters,
             diagnose=functools.partial(
                 describe_divergence, parts.model, parts.layer_state
             ),

@@ -31,12 +31,15 @@ class ProcessMetrics:
     """Measurements of all calls of `fit` of a process, which refer to none of them.
 
     Attributes:
+      counters: Numbers of steps and examples of the run, which the outer loop counts,
+        because they include steps that diverge.
       throughput: Speed of the run.
       staleness: Staleness of the run.
       is_continued: True if an earlier process has trained a part of the run.
     """
 
     def __init__(self) -> None:
+        self.counters = TrainCounters()
         self.throughput = ThroughputMeter()
         self.staleness = Staleness()
         self.is_continued = False
@@ -48,8 +51,6 @@ class RunMetrics:
     Attributes:
       clock: Wall time by kind of work.
       process: Measurements of the run so far, in this process.
-      counters: Numbers of steps and examples, which the outer loop counts, because they
-        include steps that diverge.
       window: Losses, metrics and times since the last line of metrics.jsonl.
       staleness: Staleness since the last line.
       idle: Idle time of pipeline stages since the last line.
@@ -69,7 +70,6 @@ class RunMetrics:
         self.clock = clock
         self.process = process
         self.phases = phases
-        self.counters = TrainCounters()
         self.process.throughput.begin()
         self.window = MetricsWindow(lambda sums: as_scalars(results(sums)))
         self.staleness = Staleness()

@@ -111,6 +111,7 @@ class Reporter(NullReporter):
             )
         if not (is_over and self._folder.has_ended(parts.phase)):
             return False
+        self._metrics.process.counters.restore(state.get("tally", {}))
         words = f"{self._folder.path} is complete at step {step}: nothing to do."
         self._console.say(words)
         return True
@@ -150,8 +151,6 @@ class Reporter(NullReporter):
         self._writer = MetricsWriter(
             parts, self._console, folder, self._tracking, metrics
         )
-        metrics.counters.attempted_steps = first_step
-        metrics.counters.examples_seen = parts.order.first_example_of_step(first_step)
         if self._restored is not None:
             self._restore_reports(self._restored)
         self._tracking.begin(parts, folder, versions(), self._origin.commit)
@@ -159,7 +158,7 @@ class Reporter(NullReporter):
     def _restore_reports(self, state: Mapping[str, Any]) -> None:
         """Restores measurements from a checkpoint, and values from metrics.jsonl."""
         self._metrics.begin_window(state.get("interval_sums"))
-        self._metrics.counters.restore(state.get("tally", {}))
+        self._metrics.process.counters.restore(state.get("tally", {}))
         self._writer.replica_statistics.restore(state)
         self._writer.restore()
 
@@ -237,7 +236,7 @@ class Reporter(NullReporter):
         step = self._parts.applied_steps()
         state = {
             "interval_sums": self._metrics.window.sums(),
-            "tally": dataclasses.asdict(self._metrics.counters),
+            "tally": dataclasses.asdict(self._metrics.process.counters),
             "data": dataclasses.asdict(self._data_size()),
             "phase": {"first_step": self._parts.order.first_step},
             **self._rollbacks.state(),

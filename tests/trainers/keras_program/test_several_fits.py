@@ -1,6 +1,7 @@
 """Numbers that a run of a program with several calls of `fit` reports."""
 
 import pathlib
+import shutil
 
 import pytest
 
@@ -47,6 +48,42 @@ def test_rates_and_examples_are_of_all_fits(
     assert (result["steps"], result["examples_seen"]) == (12, 3 * 64)
     rows = [row for row in processes.metrics_of(run) if "learning_rate" in row]
     assert [row["learning_rate"] for row in rows] == pytest.approx(_RATES)
+
+
+_STREAM = """
+import keras
+import numpy as np
+import tensorflow as tf
+
+x = np.random.default_rng(0).normal(size=(10, 4))
+model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+for _ in range(2):
+    model.fit(tf.data.Dataset.from_tensor_slices((x, x.sum(axis=1))).batch(4), epochs=2)
+model.fit(x, x.sum(axis=1), batch_size=4)
+"""
+
+
+def test_examples_of_streams_are_those_of_their_batches(tmp_path: pathlib.Path) -> None:
+    """Batches have 4, 4 and 2 rows; a run that continues trains the last fit alone."""
+    path = tmp_path / "train.py"
+    path.write_text(_STREAM)
+    run = tmp_path / "run"
+    words = (f"--script={path}", f"--run_dir={run}", "--strategy=one_device")
+    done = processes.run(*words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    _assert_fifty(run)
+    (run / "result.json").unlink()
+    shutil.rmtree(run / "checkpoints" / "phase-3" / "step-00000015")
+    done = processes.run(*words, "--resume=auto", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    _assert_fifty(run)
+
+
+def _assert_fifty(run: pathlib.Path) -> None:
+    result = processes.result_of(run)
+    counts = [result[name] for name in ("steps", "attempted_steps", "examples_seen")]
+    assert counts == [15, 15, 50]
 
 
 def test_staleness_is_that_of_all_fits(tmp_path: pathlib.Path) -> None:

@@ -35,6 +35,23 @@ def test_a_batch_that_is_too_small_names_what_may_be_lowered(
     assert str(error.value).endswith(remedy)
 
 
+def test_a_batch_with_an_example_for_each_worker_that_is_waited_for_is_accepted() -> (
+    None
+):
+    """One of three workers is a backup, which takes a shard of the next batch."""
+    config = Config().replace(
+        strategy="parameter_server", update="sync", backup_workers=1
+    )
+    created: Any = SimpleNamespace(traits=config.strategy.traits, num_replicas=3)
+    data: Any = SimpleNamespace(train=None)
+    check_batch_size(config.replace(global_batch_size=2), created, data)
+    with pytest.raises(UsageError, match="smaller than the 2 replicas"):
+        check_batch_size(config.replace(global_batch_size=1), created, data)
+    # Before the number of workers is known, micro-batches are.
+    with pytest.raises(UsageError, match="is smaller than --gradient_accum"):
+        config.replace(global_batch_size=1, gradient_accumulation_steps=2)
+
+
 @pytest.mark.parametrize(
     ("is_stream", "words"),
     [

@@ -59,6 +59,9 @@ def test_settings_of_several_workers_are_checked_as_training_checks_them(
     workers = "--strategy=multi_worker_mirrored"
     done = consult(workers, "--set=report.replica_statistics=true", folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
+    backup = ("--strategy=parameter_server", "--update=sync", "--backup_workers=1")
+    done = consult(*backup, "--num_workers=3", folder=tmp_path)
+    assert "3, with 32 examples of a step each" in done.stdout, done.stderr
     embedding = ("--dataset=clicks", "--model=wide_embedding", "--jit_compile=on")
     done = consult(workers, *embedding, folder=tmp_path)
     (problem,) = findings_of(done, "problem")
@@ -158,6 +161,17 @@ SLOW: dict[str, tuple[dict[str, Any], dict[str, int], str]] = {
         {"strategy": "multi_worker_mirrored", "global_batch_size": 15},
         {},
         "each of 2 replicas would compute 7 examples of a step",
+    ),
+    "tiny shares with a backup": (
+        {
+            "strategy": "parameter_server",
+            "update": "sync",
+            "backup_workers": 1,
+            "global_batch_size": 15,
+        },
+        {"replicas": 3},
+        "each of 3 replicas would compute 7 examples of a step, which costs little "
+        "more than computing none: raise --global_batch_size to 16",
     ),
     "Python between steps": ({"steps_per_loop": 1}, {}, "--steps_per_loop=1 returns"),
     "histograms": (
