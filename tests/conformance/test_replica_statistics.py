@@ -65,7 +65,7 @@ def test_of_replicas_with_unequal_shares(strategy: str) -> None:
     assert float(results.details["gradient_norm"]) ** 2 == pytest.approx(whole @ whole)
     expected = cosine_of(np.array(gradients), [2, 2, 1])
     assert found["replica/gradient_cosine"] == pytest.approx(expected)
-    results = assembly.loop_function(batches, 1, SummaryLevel.NORMS).fetch()
+    results = assembly.loop_function(batches, 1, SummaryLevel.NORMS)
     found = ReplicaStatistics().scalars(results)
     losses_of = [name for name in found if name.startswith("replica/loss_")]
     assert losses_of == ["replica/loss_0", "replica/loss_1"]
