@@ -1,5 +1,6 @@
 """Command lines of small tools, which have a few flags of their own."""
 
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 
@@ -43,6 +44,7 @@ def run_tool(
         if values.help:
             print(description, values.get_help(include_special_flags=False), sep="\n")
         exit_code = ExitCode.DONE if values.help else run(values)
+        # Here, and not as Python ends, which would print a traceback.
         sys.stdout.flush()
         return exit_code
     except BrokenPipeError:
@@ -50,14 +52,19 @@ def run_tool(
         return ExitCode.DONE
     except flags.Error as error:
         words = " ".join(str(error).split())
-        print(f"error: {words}; --help lists all flags.", file=sys.stderr)
+        _complain(f"error: {words}; --help lists all flags.")
         return ExitCode.USAGE
     except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _complain(f"error: {error}")
         return ExitCode.USAGE
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        _complain("interrupted")
         return ExitCode.INTERRUPTED
     finally:
-        # Here, and not as Python ends, which would print a traceback.
         silence_streams_that_fail()
+
+
+def _complain(words: str) -> None:
+    """Prints an error; the exit code says it as well if nobody reads the stream."""
+    with contextlib.suppress(OSError):
+        print(words, file=sys.stderr, flush=True)

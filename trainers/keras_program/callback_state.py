@@ -1,6 +1,7 @@
 """State of Keras's callbacks in checkpoints, and whether they observe batches."""
 
 import glob
+import hashlib
 import inspect
 import os
 import re
@@ -8,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from strategies.common.private_apis.models import (
     COUNTERS_OF_CALLBACKS,
@@ -64,6 +66,27 @@ class CallbackState:
             _name_of(index, callback): {**_changed(callback, made), **_sizes(callback)}
             for index, (callback, made) in enumerate(
                 zip(self._callbacks, self._made, strict=True)
+            )
+        }
+
+    def fingerprints(self) -> Sequence[Mapping[str, Any]]:
+        """Returns what tells later whether an attribute has changed, by callback."""
+        return [
+            {name: _fingerprint(value) for name, value in _kept(callback).items()}
+            for callback in self._callbacks
+        ]
+
+    def changed_since(self, before: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Returns attributes that have changed since `fingerprints`, as `state`."""
+        return {
+            _name_of(index, callback): {
+                name: part
+                for name, value in _kept(callback).items()
+                if name not in was or _fingerprint(value) != was[name]
+                for part in encoded(value)
+            }
+            for index, (callback, was) in enumerate(
+                zip(self._callbacks, before, strict=True)
             )
         }
 
@@ -141,24 +164,39 @@ def _set(callback: keras.callbacks.Callback, name: str, value: Any) -> None:
         present.clear()
         present.update(value)
     else:
-        setattr(callback, name, value)
+        # A tuple is a list in JSON.
+        is_tuple = type(present) is tuple and isinstance(value, list)
+        setattr(callback, name, tuple(value) if is_tuple else value)
 
 
 def _changed(
     callback: keras.callbacks.Callback, made: Mapping[str, list[Any]]
 ) -> dict[str, Any]:
     """Returns the attributes that are not as the program has made them, as JSON."""
-    of_keras = _names_of_keras(type(callback))
-    contents = {
-        name: encoded(value)
-        for name, value in vars(callback).items()
-        if name not in of_keras or name in COUNTERS_OF_CALLBACKS
-    }
+    contents = {name: encoded(value) for name, value in _kept(callback).items()}
     return {
         name: content[0]
         for name, content in contents.items()
         if content and made.get(name) != content
     }
+
+
+def _kept(callback: keras.callbacks.Callback) -> dict[str, Any]:
+    """Returns the attributes of a callback that no process sets anew."""
+    of_keras = _names_of_keras(type(callback))
+    return {
+        name: value
+        for name, value in vars(callback).items()
+        if name not in of_keras or name in COUNTERS_OF_CALLBACKS
+    }
+
+
+def _fingerprint(value: Any) -> Any:
+    """Returns what differs for another value; for an array it is a digest."""
+    if not isinstance(value, np.ndarray) or value.dtype.hasobject:
+        return encoded(value)
+    content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    return value.dtype, value.shape, hashlib.sha256(content).digest()
 
 
 def _names_of_keras(kind: type[keras.callbacks.Callback]) -> Collection[str]:

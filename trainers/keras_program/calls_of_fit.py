@@ -5,15 +5,17 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from strategies.base import Strategy
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import ExitCode
+from strategies.common.private_apis.fit_data import shuffles_of
 from strategies.common.text import shown
 from trainers.config.config import Config
 from trainers.inputs.sources import Data
 from trainers.keras_program.callback_state import models_written_after
-from trainers.keras_program.chief_callbacks import CallbackError
+from trainers.keras_program.chief_callbacks import CallbackError, order_error
 from trainers.keras_program.config_of_fit import config_of_fit
 from trainers.keras_program.data import (
     check_rollback,
@@ -81,6 +83,9 @@ class CallsOfFit:
         self._phase = Phase()
         # Of the last call, for the next one.
         self._kept: KeptTraces | None = None
+        # Shuffled data that callbacks have read at the end of a call. Data sets are
+        # kept, because ids of their shuffles are compared.
+        self._read_at_end: list[tf.data.Dataset] = []
 
     def forget_traces(self) -> None:
         """Lets the next call be traced anew."""
@@ -115,6 +120,7 @@ class CallsOfFit:
                 # Also of a run that was complete before.
                 epochs.finalize()
                 epochs.callbacks.share_results()
+                self._read_at_end += epochs.callbacks.read_at_end
                 self._begin_next_phase(parts)
         except CallbackError:
             self._begin_next_phase(parts)
@@ -156,7 +162,10 @@ class CallsOfFit:
         read_in = self._variables.read_in if loops_together else None
         epochs = Epochs(arguments, parts, self._cluster.is_chief, fit, read_in)
         if loops_together and len(self._cluster.computing) > 1:
-            epochs.callbacks.shuffles = shuffles_of_fit(arguments)
+            shuffles = epochs.callbacks.shuffles = shuffles_of_fit(arguments)
+            for dataset in self._read_at_end:
+                if not shuffles_of(dataset).isdisjoint(shuffles):
+                    raise order_error("on_train_end of a callback of an earlier fit")
         remarks = [epochs.lengths.remark(epochs.num_steps)]
         for name in ("steps_per_epoch", "validation_steps"):
             remarks.append(epochs.executions.remark(name, getattr(arguments, name)))

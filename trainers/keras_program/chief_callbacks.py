@@ -1,5 +1,6 @@
 """Callbacks of a `fit`: they run on the chief, and all tasks get what they change."""
 
+import contextlib
 import json
 import operator
 from collections.abc import Collection, Mapping, Sequence
@@ -56,6 +57,8 @@ class ChiefCallbacks:
       own_variables: Variables beside the model that its steps read.
       shuffles: Ids of the shuffles of the data, as of `shuffles_of`, that callbacks
         must not read, because tasks that call none would have another order.
+      read_at_end: Data sets with such a shuffle that a callback has read after the last
+        batch: no later `fit` may have them.
       is_over: True if the `fit` was completed by an earlier process.
     """
 
@@ -77,6 +80,7 @@ class ChiefCallbacks:
         self.ask_to_stop = False
         self.own_variables: Sequence[tf.Variable] = ()
         self.shuffles: Collection[int] = ()
+        self.read_at_end: list[tf.data.Dataset] = []
         self._parts = parts
         self._is_chief = is_chief
         self._are_given = bool(given)
@@ -90,9 +94,13 @@ class ChiefCallbacks:
             steps=arguments.steps_per_epoch or parts.order.steps_per_epoch,
             verbose=arguments.verbose,
         )
-        # Other tasks call none of them, and get what they keep.
+        # Other tasks call none of them, and get what they change.
         self._given = CallbackState(given)
-        self._compiled = _compiled_objects(parts) if own else []
+        is_sent = is_chief and parts.config.strategy.traits.loops_together
+        self._before = self._given.fingerprints() if is_sent else []
+        # Listed once: to look for them at every batch would take 0.2 ms.
+        self._optimizers = [one for one, _ in parts_of(parts.optimizer, [])]
+        self._compiled = self._compiled_objects() if own else []
         self._restored: tuple[list[int], dict[str, list[Any]]] = ([], {})
         self._restored_state: Mapping[str, Any] | None = None
         self._restored_wish = False
@@ -101,7 +109,7 @@ class ChiefCallbacks:
     def state(self) -> dict[str, Any]:
         """Returns what a resumed run needs, for a checkpoint."""
         return {
-            CALLBACKS: self._given.state(),
+            CALLBACKS: self._given.state() if self._is_chief else {},
             "history": {
                 **state_of_history(self.history),
                 ASKED: float(self.ask_to_stop),
@@ -164,16 +172,30 @@ class ChiefCallbacks:
         read: list[tf.data.Dataset] = []
         name = f"{moment} of a callback"
         try:
-            with wrap_user_errors(name), variables_as_numbers(), iterated(read):
+            with (
+                wrap_user_errors(name),
+                variables_as_numbers(),
+                iterated(read) if self.shuffles else contextlib.nullcontext(),
+            ):
                 getattr(self._all, moment)(*arguments)
         except UsageError as error:
             if isinstance(error.__cause__, Exception):
                 raise CallbackError(str(error), error.__cause__) from error.__cause__
             raise
+        shuffled = [
+            one for one in read if not shuffles_of(one).isdisjoint(self.shuffles)
+        ]
+        if moment == "on_train_end":
+            self.read_at_end += shuffled
+        elif shuffled:
+            raise order_error(name)
         # Also at the end: the next `fit` of other workers would not follow.
-        _check_orders(name, read, self.shuffles)
         if self._compiled:
-            _check_compiled(name, self._compiled, _compiled_objects(self._parts))
+            _check_compiled(name, self._compiled, self._compiled_objects())
+
+    def _compiled_objects(self) -> Sequence[Any]:
+        """Returns what `compile` makes anew, and the schedules of the optimizers."""
+        return [compiled_state(self._parts.model), *map(schedule_of, self._optimizers)]
 
     def share(self) -> None:
         """Makes what callbacks have changed equal on all tasks."""
@@ -212,7 +234,7 @@ class ChiefCallbacks:
             return
         state = {
             "history": state_of_history(self.history),
-            CALLBACKS: self._given.state(),
+            CALLBACKS: self._given.changed_since(self._before) if self._before else {},
             "random": random_state(),
         }
         content = of_chief(self._parts.strategy, state)
@@ -224,31 +246,22 @@ class ChiefCallbacks:
         set_random_state(content["random"])
 
 
-def _compiled_objects(parts: TrainingParts) -> Sequence[Any]:
-    """Returns what `compile` makes anew, and the schedules of the optimizers."""
-    optimizers = [optimizer for optimizer, _ in parts_of(parts.optimizer, [])]
-    return [compiled_state(parts.model), *map(schedule_of, optimizers)]
-
-
-def _check_orders(
-    name: str, read: Sequence[tf.data.Dataset], shuffles: Collection[int]
-) -> None:
-    """Refuses a callback that has read one of the shuffles."""
-    if not all(shuffles_of(one).isdisjoint(shuffles) for one in read):
-        raise UsageError(
-            f"{name} reads data of fit that are shuffled anew at each reading, on the "
-            "chief alone, so that workers would train in different orders: give their "
-            "shuffle reshuffle_each_iteration=False, or read the examples before fit."
-        )
+def order_error(name: str) -> UsageError:
+    """Returns the error for a callback that has read shuffled data of a `fit`."""
+    return UsageError(
+        f"{name} reads data of fit that are shuffled anew at each reading, on the "
+        "chief alone, so that workers would train in different orders: give their "
+        "shuffle reshuffle_each_iteration=False, or read the examples before fit."
+    )
 
 
 def _check_compiled(name: str, before: Sequence[Any], now: Sequence[Any]) -> None:
     """Refuses a change of objects that steps do not read again."""
     if now[0] is not before[0]:
         raise UsageError(
-            f"{name} compiles the model: end the fit before "
-            "(self.model.stop_training = True), compile the model after it, and call "
-            "fit again, with initial_epoch."
+            f"{name} compiles the model: compile it after the fit, which "
+            "self.model.stop_training = True ends, and call fit again, with "
+            "initial_epoch."
         )
     if any(map(operator.is_not, before, now)):
         raise UsageError(

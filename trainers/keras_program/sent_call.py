@@ -62,13 +62,14 @@ class SentCall:
             with trained_as_traced(model):
                 model.save(self.folder / _MODEL)
                 flags = trainable_flags(model)
+            state = _state_of_optimizer(model)
             compiled = keras.saving.serialize_keras_object(model.get_compile_config())
         except Exception as error:
             raise UsageError(
                 f"fit cannot send the model to other processes ({_words(error)}): "
                 "write the program to a file, and give it as --script."
             ) from error
-        of_model = flags, compiled, _state_of_optimizer(model)
+        of_model = flags, compiled, state
         precision = keras.config.floatx(), keras.config.dtype_policy()
         content = _of_notebook(), precision, of_model, args, dict(kwargs)
         try:
@@ -161,8 +162,11 @@ def _state_of_optimizer(model: keras.Model) -> _State:
     if optimizer is None or not optimizer.built:
         return None
     places = {id(weight): place for place, weight in enumerate(model.weights)}
+    trained = [id(weight) for weight in weights_of(optimizer)]
+    if not places.keys() >= {*trained}:
+        raise ValueError("its optimizer was built for weights of another model")
     return (
-        [places[id(weight)] for weight in weights_of(optimizer)],
+        [places[key] for key in trained],
         [variable.numpy() for variable in optimizer.variables],
     )
 

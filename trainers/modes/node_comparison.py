@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from strategies.common.text import as_argument, shown
+from strategies.common.text import as_argument, counted, shown
 from trainers.config.config import Config
 from trainers.config.groups import option
 from trainers.reporting.result import hardware, versions
@@ -90,9 +90,12 @@ def differences(
 
 def in_words(node_info: Mapping[str, Any]) -> str:
     """Returns the devices in another task's information, any JSON object, as text."""
-    gpus = node_info.get("gpus")
+    gpus, cores = node_info.get("gpus"), node_info.get("cores")
     count = len(gpus) if isinstance(gpus, list) else 0
-    return f"reached: {shown(node_info.get('cores'))} cores, {count} GPUs"
+    known = (
+        counted(cores, "core") if isinstance(cores, int) else f"{shown(cores)} cores"
+    )
+    return f"reached: {known}, {counted(count, 'GPU')}"
 
 
 def _part(node_info: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ from trainers.loop.parts import TrainingParts
 from trainers.loop.timing import Clock
 
 FOLDER = "step_phases"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 # Calls at the start of a run, which are slower than the rest.
 WARM_UP_CALLS = 2

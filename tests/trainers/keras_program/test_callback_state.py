@@ -300,3 +300,28 @@ def test_a_callback_that_profiles_batches_observes_them() -> None:
     board = keras.callbacks.TensorBoard("unused", profile_batch=(2, 3))
     assert observes_batches(board)
     assert not observes_test_batches(board)
+
+
+class _Own(keras.callbacks.Callback):
+    def __init__(self, rank: int):
+        super().__init__()
+        self.rank, self.shape, self.rows = rank, (2, 3), np.zeros(4)
+        self.losses: list[float] = []
+        self.whole = np.zeros(4)
+
+
+def test_other_tasks_get_only_what_callbacks_have_changed() -> None:
+    chief, other = _Own(0), _Own(1)
+    state = CallbackState([chief])
+    before = state.fingerprints()
+    assert state.changed_since(before) == {"0/_Own": {}}
+    chief.shape = (4, 5)
+    chief.rows[2] = 1.0
+    chief.losses.append(0.5)
+    chief.best_epoch = 3
+    content = json.loads(json.dumps(state.changed_since(before)))
+    assert content["0/_Own"].keys() == {"shape", "rows", "losses", "best_epoch"}
+    CallbackState([other]).adopt(content)
+    assert (other.rank, other.shape, other.losses) == (1, (4, 5), [0.5])
+    assert vars(other)["best_epoch"] == 3
+    np.testing.assert_array_equal(other.rows, [0, 0, 1, 0])

@@ -85,7 +85,19 @@ def test_a_random_state_is_sent(seed: int | None, has_drawn: bool) -> None:
 
 
 def test_a_text_of_any_length_is_sent() -> None:
-    """Its length is one more than float32 has exactly."""
-    text = "a" * (2**24 - 1)
-    chief: Any = types.SimpleNamespace(broadcast_from_chief=lambda variables: None)
-    assert of_chief(chief, text) == text
+    """Every byte arrives, up to the last one."""
+    sent: list[Any] = []
+    chief: Any = types.SimpleNamespace(
+        broadcast_from_chief=lambda variables: sent.extend(v.numpy() for v in variables)
+    )
+    # Each of the 256 bytes, and lengths that are no multiple of eight.
+    texts = ["".join(map(chr, range(1, 1 + length))) for length in (0, 5, 8, 2_000)]
+    for text in texts:
+        assert of_chief(chief, text) == text
+    received = iter(sent)
+    other: Any = types.SimpleNamespace(
+        broadcast_from_chief=lambda variables: [
+            variable.assign(next(received)) for variable in variables
+        ]
+    )
+    assert [of_chief(other, "another") for _ in texts] == texts

@@ -17,7 +17,7 @@ NUM_CALLS, STEPS_PER_CALL = 10, 50
 
 @pytest.mark.parametrize("set_by", [0.0, -3600.0, 3600.0])
 def test_a_clock_that_is_set_changes_the_times_of_one_call_alone(set_by: float) -> None:
-    """Steps are timed by the machine's clock, and calls by one that nobody sets."""
+    """Steps are timed by the machine's clock, and calls by a monotonic one."""
     calls = iter(range(NUM_CALLS))
 
     def call(batches: Any, num_steps: int, *_: Any) -> StepResults:

@@ -1,6 +1,8 @@
 """report.profile_steps leaves a trace of those steps, as the plugin reads it."""
 
 import pathlib
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
@@ -94,3 +96,7 @@ def test_calls_end_at_the_steps_of_a_hook() -> None:
         *(7, 7, 13, 13, 30, 30)
     ]
     assert when.next_after(8, 10) == 10
+    events: list[Any] = [
+        SimpleNamespace(step=step, is_last=step == 15) for step in range(1, 16)
+    ]
+    assert [event.step for event in events if when.is_due(event)] == [7, 13, 15]

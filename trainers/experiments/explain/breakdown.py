@@ -64,10 +64,12 @@ class Replica:
         return sum(seconds[phase] for phase in phases) / self.task["wall_seconds"]
 
     def keep_last(self, count: int) -> None:
-        """Forgets all steps but the last ones."""
-        self.factor *= len(self.starts) / count
+        """Forgets all steps but the last ones, which have the time of all then."""
+        before = sum(values.sum() for values in self.steps.values())
         self.starts = self.starts[-count:]
         self.steps = {name: values[-count:] for name, values in self.steps.items()}
+        kept = sum(values.sum() for values in self.steps.values())
+        self.factor *= float(before / max(kept, 1e-9))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -129,12 +129,14 @@ def on_one_device(config: Config) -> tuple[Experiment, ...]:
     shared = uncompiled(asked)
     batch = shared.length.global_batch_size
     least = _smallest_batch(shared, 1)
-    batches = sorted({max(batch // part, least) for part in _PARTS_OF_A_BATCH})
+    # The largest first: data with fewer examples are refused at once.
+    batches = sorted(
+        {max(batch // part, least) for part in _PARTS_OF_A_BATCH}, reverse=True
+    )
     configs = [shared.replace(global_batch_size=each) for each in batches]
     return (
         *(Experiment(REFERENCE, 1, each) for each in configs),
-        # Batches ascend: the first configuration has the smallest part of the batch.
-        Experiment(REFERENCE, 1, _with_ballast(configs[0]), "ballast"),
+        Experiment(REFERENCE, 1, _with_ballast(configs[-1]), "ballast"),
         Experiment(REFERENCE, 1, _small(shared), "small"),
         Experiment(ALONE, 1, asked),
     )
@@ -155,10 +157,13 @@ def of_an_arm(arm: Arm, num_gpus: int) -> tuple[Experiment, ...]:
         batch // _smallest_batch(arm.config, 1),
     )
     if most < 3:
+        on_gpus, remedy = "", ""
+        if num_gpus:
+            on_gpus = f" on {counted(num_gpus, 'GPU')}"
+            remedy = ", or hide the GPUs with CUDA_VISIBLE_DEVICES=-1"
         raise UsageError(
-            f"--mode=predict needs runs with 2 and 3 replicas, and --global_batch_size="
-            f"{batch} on {counted(num_gpus, 'GPU')} allows for {most}: raise the "
-            "batch, or hide the GPUs with CUDA_VISIBLE_DEVICES=-1."
+            "--mode=predict needs runs with 2 and 3 replicas, and --global_batch_size="
+            f"{batch}{on_gpus} allows for {most}: raise the batch{remedy}."
         )
     arm = dataclasses.replace(arm, config=uncompiled(arm.config))
     return tuple(
@@ -248,5 +253,7 @@ def _small(config: Config) -> Config:
         export=None,
         train_steps=_DEFAULT_TRAIN_STEPS,
         epochs=None,
+        # Digits may have fewer examples than the batch of many micro-batches.
+        drop_last_batch=False,
         global_batch_size=min(config.length.global_batch_size, batch),
     )

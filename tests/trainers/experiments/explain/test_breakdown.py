@@ -91,6 +91,23 @@ def names_of(facts: Facts) -> list[str]:
 EQUAL = (0.001, [0.15], 0.02, 0.01)
 
 
+def test_tasks_that_keep_other_numbers_of_steps_have_the_time_of_all() -> None:
+    """One task has kept a slow step more, which counts in the time of all steps."""
+    row: Row = (0.01, [0.02], 0.03, 0.01)
+    slow = task_of("chief", (0.1, [0.2], 0.3, 0.1), clock=-0.7)
+    longer = task_of("worker-1", row)
+    longer["steps"] = {
+        name: [*(longer if name == "worker" else slow)["steps"][name][:1], *values]
+        for name, values in longer["steps"].items()
+    }
+    all_seconds = NUM_STEPS * 0.07 + 0.7
+    longer["seconds"].update(in_steps=all_seconds, in_kept_steps=all_seconds)
+    found = breakdown_of({"chief": task_of("chief", row), "worker-1": longer})
+    _, replica = found.replicas
+    within = sum(replica.seconds[phase] for phase in WITHIN_A_STEP)
+    assert within == pytest.approx(all_seconds)
+
+
 def test_the_last_to_arrive_waits_for_nobody_and_clocks_are_not_compared() -> None:
     slow = task_of("worker-1", (0.0, [0.150], 0.01, 0.01), clock=1e6)
     fast = task_of("worker-0", (0.0, [0.050], 0.11, 0.01))
