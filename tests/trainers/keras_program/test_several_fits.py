@@ -390,6 +390,11 @@ class Show(keras.callbacks.Callback):
         next(iter(data.take(1)))
 
 
+class ShowLast(keras.callbacks.Callback):
+    def on_train_end(self, logs=None):
+        next(iter(data.take(1)))
+
+
 task = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 rows = np.eye(8)
 data = tf.data.Dataset.from_tensor_slices((rows, rows)).shuffle(8).batch(4)
@@ -401,7 +406,12 @@ model.compile("sgd", "mse")
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        ("model.fit(data, callbacks=[Show()])", "reshuffle_each_iteration=False"),
+        # Nothing is read after the last batch of the first call.
+        (
+            "model.fit(data, callbacks=[ShowLast()])\nmodel.fit(data)",
+            "on_train_end of a callback of an earlier fit reads data",
+        ),
+        further("model.fit(data, callbacks=[Show()])", "reshuffle_each_iteration"),
         further("model.fit(data, epochs=1 + task)", "would train up to step"),
     ],
 )
