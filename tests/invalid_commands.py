@@ -1297,7 +1297,7 @@ NO_SUCH_DEVICES_OR_DATA = [
         f"{RECORDS} --sharding=file --eval_data_path=some.tfrecord"
         " --global_batch_size=21",
         "--global_batch_size=21",
-        "smaller batches are dropped by --sharding",
+        "smaller batches are dropped (--sharding)",
         prepare=write_records,
     ),
     row("--dataset=cifar10 --data_path=nowhere", "--data_path=nowhere", "not exist"),

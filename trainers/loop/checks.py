@@ -55,11 +55,14 @@ def check_batch_size(config: Config, strategy: Strategy, data: Data) -> None:
             f"{parts}: each needs an example; raise it, or lower {flag}."
         )
     if config.drops_last_batch and size > data.train.num_examples:
-        # A prediction drops them without a flag.
-        by = "" if config.length.drop_last_batch else " by --sharding"
+        flag = (
+            "--set=length.drop_last_batch=true, which --mode=predict sets"
+            if config.length.drop_last_batch
+            else "--sharding"
+        )
         raise UsageError(
             f"{batch} is more than the {data.train.num_examples:,} training examples, "
-            f"and smaller batches are dropped{by}: lower it."
+            f"and smaller batches are dropped ({flag}): lower it."
         )
 
 
