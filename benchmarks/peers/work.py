@@ -105,7 +105,7 @@ class Stopwatch:
         """Prints a line of JSON: the median over windows, as the project takes it."""
         windows = self._windows or [self._rate()]
         measured = {
-            "examples_per_second": statistics.median_high(windows),
+            "examples_per_second": statistics.median_low(windows),
             "first_step_seconds": self._first_step_seconds,
             "peak_memory_mib": _peak_memory_mib(),
             "versions": versions,

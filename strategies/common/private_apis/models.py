@@ -70,9 +70,9 @@ def set_trainable_flags(model: keras.Model, flags: TrainableFlags) -> None:
 def compiled_state(model: keras.Model) -> Any:
     """Returns an object of a compiled model, which `compile` makes anew.
 
-    keras/src/trainers/trainer.py, `compile`.
+    None of a model that is not compiled (keras/src/trainers/trainer.py, `compile`).
     """
-    return model._compile_config
+    return getattr(model, "_compile_config", None)
 
 
 def _set_trainable(flags: Iterable[tuple[keras.layers.Layer, bool]]) -> None:

@@ -248,7 +248,7 @@ def test_predict_json_follows_its_schema() -> None:
 
 def test_what_is_run_covers_shares_and_numbers_of_replicas() -> None:
     reference = on_one_device(CONFIG)
-    assert [e.examples for e in reference] == [8, 16, 32, 64, 8, 64, 64]
+    assert [e.examples for e in reference] == [64, 32, 16, 8, 8, 64, 64]
     sizes = [*["own"] * 4, "ballast", "small", "own"]
     assert [e.size for e in reference] == sizes
     # As XLA compiles nothing that communicates.
