@@ -631,7 +631,7 @@ MUTATIONS = (
     Mutation(
         "workers do not learn what the chief's callbacks have drawn",
         "trainers/keras_program/chief_callbacks.py",
-        (("if self._are_given and has_passes and has_tasks:", "if False:"),),
+        (("if self._given and has_passes and has_tasks:", "if False:"),),
         tests=f"{_CALLS}[random_parts_and_callback-multi_worker_mirrored]",
     ),
     Mutation(

@@ -35,15 +35,17 @@ def run_tool(
     """
     try:
         positional = read_arguments(values, argv)
-        # --help works beside any other arguments.
-        if positional and not values.help:
+        # First, so that --help works beside any other arguments.
+        if values.help:
+            print(description, values.get_help(include_special_flags=False), sep="\n")
+            exit_code: int = ExitCode.DONE
+        elif positional:
             raise UsageError(
                 f"{shown(positional[0])!r} is not a flag: give every setting as "
                 "--name=value."
             )
-        if values.help:
-            print(description, values.get_help(include_special_flags=False), sep="\n")
-        exit_code = ExitCode.DONE if values.help else run(values)
+        else:
+            exit_code = run(values)
         # Here, and not as Python ends, which would print a traceback.
         sys.stdout.flush()
         return exit_code

@@ -109,10 +109,10 @@ class CallbackState:
         """Sets the attributes of callbacks, after `on_train_begin` has reset them.
 
         Args:
-          state: State, as of `adopt`.
+          state: Result of `state`; entries of other callbacks are not used.
           is_over: True for a `fit` that was over; a later one may have written rows.
         """
-        self.adopt(state)
+        adopt(self._callbacks, state)
         for index, callback in enumerate(self._callbacks):
             if isinstance(callback, keras.callbacks.TensorBoard):
                 restart_clocks(callback)
@@ -120,15 +120,20 @@ class CallbackState:
                 kept = state.get(_name_of(index, callback), {})
                 take_back_rows(callback, kept.get(_BYTES))
 
-    def adopt(self, state: Mapping[str, Any]) -> None:
-        """Sets the attributes of callbacks from `state`, which may be another task's.
 
-        Entries of other callbacks are not used.
-        """
-        for index, callback in enumerate(self._callbacks):
-            for name, value in state.get(_name_of(index, callback), {}).items():
-                if name != _BYTES:
-                    _set(callback, name, decoded(value))
+def adopt(
+    callbacks: Sequence[keras.callbacks.Callback], state: Mapping[str, Any]
+) -> None:
+    """Sets the attributes of callbacks to values of a `CallbackState`.
+
+    Args:
+      callbacks: Callbacks of this task, or of this process.
+      state: Attributes of such callbacks; entries of other callbacks are not used.
+    """
+    for index, callback in enumerate(callbacks):
+        for name, value in state.get(_name_of(index, callback), {}).items():
+            if name != _BYTES:
+                _set(callback, name, decoded(value))
 
 
 def _sizes(callback: keras.callbacks.Callback) -> dict[str, int | None]:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from strategies.base import Strategy
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import ExitCode
-from strategies.common.private_apis.fit_data import shuffles_of
+from strategies.common.private_apis.fit_data import having_shuffles
 from strategies.common.text import shown
 from trainers.config.config import Config
 from trainers.inputs.sources import Data
@@ -163,9 +163,8 @@ class CallsOfFit:
         epochs = Epochs(arguments, parts, self._cluster.is_chief, fit, read_in)
         if loops_together and len(self._cluster.computing) > 1:
             shuffles = epochs.callbacks.shuffles = shuffles_of_fit(arguments)
-            for dataset in self._read_at_end:
-                if not shuffles_of(dataset).isdisjoint(shuffles):
-                    raise order_error("on_train_end of a callback of an earlier fit")
+            if having_shuffles(self._read_at_end, shuffles):
+                raise order_error("on_train_end of a callback of an earlier fit")
         remarks = [epochs.lengths.remark(epochs.num_steps)]
         for name in ("steps_per_epoch", "validation_steps"):
             remarks.append(epochs.executions.remark(name, getattr(arguments, name)))

@@ -12,13 +12,14 @@ import tensorflow as tf
 
 from strategies.base import Strategy
 from strategies.common.errors import UsageError
-from strategies.common.private_apis.fit_data import iterated, shuffles_of
+from strategies.common.private_apis.fit_data import having_shuffles, iterated
 from strategies.common.private_apis.models import compiled_state
 from strategies.common.private_apis.optimizers import schedule_of
 from strategies.common.private_apis.variables import variables_as_numbers
 from trainers.keras_program.callback_state import (
     CallbackState,
     PlainHistory,
+    adopt,
     observes_batches,
     observes_test_batches,
     restored_history,
@@ -83,7 +84,6 @@ class ChiefCallbacks:
         self.read_at_end: list[tf.data.Dataset] = []
         self._parts = parts
         self._is_chief = is_chief
-        self._are_given = bool(given)
         own = given if is_chief else []
         self._all = keras.callbacks.CallbackList(
             # The history is last, because other callbacks add to the logs.
@@ -95,9 +95,9 @@ class ChiefCallbacks:
             verbose=arguments.verbose,
         )
         # Other tasks call none of them, and get what they change.
-        self._given = CallbackState(given)
-        is_sent = is_chief and parts.config.strategy.traits.loops_together
-        self._before = self._given.fingerprints() if is_sent else []
+        self._given, self._own = given, CallbackState(own)
+        self._loops_together = parts.config.strategy.traits.loops_together
+        self._before = self._own.fingerprints() if self._loops_together else []
         # Listed once: to look for them at every batch would take 0.2 ms.
         self._optimizers = [one for one, _ in parts_of(parts.optimizer, [])]
         self._compiled = self._compiled_objects() if own else []
@@ -109,7 +109,7 @@ class ChiefCallbacks:
     def state(self) -> dict[str, Any]:
         """Returns what a resumed run needs, for a checkpoint."""
         return {
-            CALLBACKS: self._given.state() if self._is_chief else {},
+            CALLBACKS: self._own.state(),
             "history": {
                 **state_of_history(self.history),
                 ASKED: float(self.ask_to_stop),
@@ -135,10 +135,10 @@ class ChiefCallbacks:
         if self._restored_state is None:
             self.call("on_train_begin")
         else:
-            self._given.prepare()
+            self._own.prepare()
             # Callbacks begin anew in on_train_begin: they may set a learning rate, or
             # load weights.
-            variables = self._parts.state_variables() if self._are_given else []
+            variables = self._parts.state_variables() if self._given else []
             values = [variable.numpy() for variable in variables]
             self.call("on_train_begin")
             if epoch is not None:
@@ -152,13 +152,13 @@ class ChiefCallbacks:
 
     def go_back(self) -> None:
         """Continues with the state of an earlier checkpoint, after `restore`."""
-        self._given.reset_arguments()
+        self._own.reset_arguments()
         self._continue()
         self.share()
 
     def _continue(self) -> None:
         if self._restored_state is not None:
-            self._given.restore(self._restored_state, self.is_over)
+            self._own.restore(self._restored_state, self.is_over)
             self._parts.model.stop_training |= self._restored_wish
 
     def call(self, moment: str, *arguments: Any) -> None:
@@ -182,9 +182,7 @@ class ChiefCallbacks:
             if isinstance(error.__cause__, Exception):
                 raise CallbackError(str(error), error.__cause__) from error.__cause__
             raise
-        shuffled = [
-            one for one in read if not shuffles_of(one).isdisjoint(self.shuffles)
-        ]
+        shuffled = having_shuffles(read, self.shuffles)
         if moment == "on_train_end":
             self.read_at_end += shuffled
         elif shuffled:
@@ -199,7 +197,7 @@ class ChiefCallbacks:
 
     def share(self) -> None:
         """Makes what callbacks have changed equal on all tasks."""
-        if not self._are_given:
+        if not self._given:
             return
         strategy: Strategy = self._parts.strategy
         # With the variables, so that all tasks stop after the same step.
@@ -221,7 +219,7 @@ class ChiefCallbacks:
         has_passes = isinstance(train, ProgramStream) and not train.is_one_pass
         # In a single process a thread of the program may draw in the meantime.
         has_tasks = self._parts.config.strategy.traits.multi_process
-        if self._are_given and has_passes and has_tasks:
+        if self._given and has_passes and has_tasks:
             set_random_state(of_chief(self._parts.strategy, random_state()))
 
     def share_results(self) -> None:
@@ -230,11 +228,11 @@ class ChiefCallbacks:
         These are the history, attributes of callbacks, and the state of random
         generators, from which callbacks have drawn on the chief.
         """
-        if not self._parts.config.strategy.traits.loops_together:
+        if not self._loops_together:
             return
         state = {
             "history": state_of_history(self.history),
-            CALLBACKS: self._given.changed_since(self._before) if self._before else {},
+            CALLBACKS: self._own.changed_since(self._before),
             "random": random_state(),
         }
         content = of_chief(self._parts.strategy, state)
@@ -242,7 +240,7 @@ class ChiefCallbacks:
             return
         restored = restored_history(content["history"])
         self.history.epoch, self.history.history = restored
-        self._given.adopt(content[CALLBACKS])
+        adopt(self._given, content[CALLBACKS])
         set_random_state(content["random"])
 
 

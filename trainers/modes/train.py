@@ -95,12 +95,12 @@ class TrainingTask:
         self._tracking = Tracking(config.tracking, console)
         self.strategy = create_strategy(config, cluster)
         traits = self.strategy.traits
-        has_commands = traits.loops_together and not has_launcher()
-        # What a program trains may depend on what its task alone knows.
+        has_own_command = not has_launcher()
         is_program = config.model.script is not None
-        self._is_compared = has_commands or (traits.loops_together and is_program)
-        if has_commands:
+        if traits.loops_together and has_own_command:
             require_same_command(config, cluster, self.strategy, console)
+        # A program may train on data that its task alone knows.
+        self._is_compared = traits.loops_together and (has_own_command or is_program)
         self._errors = WriteErrorReporter(console, "they see that the chief is gone")
         self._watchdog = Watchdog(
             config.guard.stall_timeout_seconds,
@@ -109,7 +109,7 @@ class TrainingTask:
             self._shutdown_servers,
         )
         self._clock = Clock(self._watchdog.note)
-        if config.model.script is not None:
+        if is_program:
             self._watchdog.note(PROGRAM)
         # One object for all calls of `fit`, because a request may come between two.
         self._signals = PreemptionSignals(traits.loops_together)

@@ -1,10 +1,10 @@
 """Private names of the data that `fit` takes."""
 
-import contextlib
 import functools
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import keras
@@ -148,8 +148,14 @@ def shuffles_of(dataset: tf.data.Dataset) -> set[int]:
     return own.union(*map(shuffles_of, dataset._inputs()))
 
 
-@contextlib.contextmanager
-def iterated(found: list[tf.data.Dataset]) -> Iterator[None]:
+def having_shuffles(
+    datasets: Iterable[tf.data.Dataset], shuffles: Collection[int]
+) -> list[tf.data.Dataset]:
+    """Returns the data sets with one of some shuffles, ids as of `shuffles_of`."""
+    return [one for one in datasets if not shuffles_of(one).isdisjoint(shuffles)]
+
+
+def iterated(found: list[tf.data.Dataset]) -> AbstractContextManager[None]:
     """Adds to a list each data set of which an iterator is made in the block."""
 
     def noting(_: str, create: Callable[..., None]) -> Callable[..., None]:
@@ -159,12 +165,10 @@ def iterated(found: list[tf.data.Dataset]) -> Iterator[None]:
 
         return note_and_create
 
-    with replaced(iterator_ops.OwnedIterator, ["_create_iterator"], noting):
-        yield
+    return replaced(iterator_ops.OwnedIterator, ["_create_iterator"], noting)
 
 
-@contextlib.contextmanager
-def orders_kept() -> Iterator[None]:
+def orders_kept() -> AbstractContextManager[None]:
     """Lets data sets that are made in the block give their elements in order.
 
     With `deterministic=False`, `map`, `interleave` and `batch` give what threads have
@@ -180,8 +184,7 @@ def orders_kept() -> Iterator[None]:
 
         return make_in_order
 
-    with replaced(gen_dataset_ops, _PARALLEL, in_order):
-        yield
+    return replaced(gen_dataset_ops, _PARALLEL, in_order)
 
 
 _PARALLEL = (

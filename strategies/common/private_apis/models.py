@@ -44,7 +44,7 @@ def trained_as_traced(model: keras.Model) -> Iterator[None]:
         _set_trainable((layer, not flag) for layer, flag in changed)
 
 
-# Of the layers of a model, and of their weights.
+# Flags of the layers of a model, and flags of its weights.
 TrainableFlags = tuple[Sequence[bool], Sequence[bool]]
 
 

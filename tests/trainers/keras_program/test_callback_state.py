@@ -14,6 +14,7 @@ from tests.event_files import read_events
 from tests.markers import further
 from trainers.keras_program.callback_state import (
     CallbackState,
+    adopt,
     bytes_of_log,
     observes_batches,
     observes_test_batches,
@@ -321,7 +322,7 @@ def test_other_tasks_get_only_what_callbacks_have_changed() -> None:
     chief.best_epoch = 3
     content = json.loads(json.dumps(state.changed_since(before)))
     assert content["0/_Own"].keys() == {"shape", "rows", "losses", "best_epoch"}
-    CallbackState([other]).adopt(content)
+    adopt([other], content)
     assert (other.rank, other.shape, other.losses) == (1, (4, 5), [0.5])
     assert vars(other)["best_epoch"] == 3
     np.testing.assert_array_equal(other.rows, [0, 0, 1, 0])
