@@ -14,24 +14,48 @@ from trainers.user_code.few_examples import rows_of
 from trainers.user_code.independence import agree
 
 
+def graph_of(run: Callable[[Batch], Any]) -> Callable[[Batch], Any]:
+    """Returns a function that runs in a graph, as in `fit`.
+
+    A step may use what eager tensors do not have.
+    """
+    return tf.function(counted_alone(run), autograph=False)
+
+
 def on_halves(
     run: Callable[[Batch], Any], few: Batch, is_divisible: bool = True
 ) -> list[Any]:
     """Returns results of a function for examples, each half of them, and all again.
 
     The halves show whether a result is a mean over examples, a sum, or neither; the
-    repetition shows whether it is random. The function runs in a graph, as in `fit`: a
-    step may use what eager tensors do not have. A single example, and examples that are
-    not divisible, are their only half.
+    repetition shows whether it is random. A single example, and examples that are not
+    divisible, are their only half.
     """
-    traced = tf.function(counted_alone(run), autograph=False)
-    num_rows = tf.nest.flatten(few.features)[0].shape[0]
+    num_rows = _num_rows(few)
     halves = [range(num_rows)]
     if is_divisible and num_rows > 1:
         half = num_rows // 2
         halves = [range(half), range(half, 2 * half)]
     whole = range(sum(map(len, halves)))
-    return [traced(_part(few, rows)) for rows in (whole, *halves, whole)]
+    return [run(_part(few, rows)) for rows in (whole, *halves, whole)]
+
+
+def on_exchanged_halves(run: Callable[[Batch], Any], few: Batch) -> list[Any]:
+    """Returns results for both halves A and B of some examples as AB, BA, AA and BB.
+
+    If the examples of a batch do not depend on each other, the results for AB and BA
+    are together those for AA and BB. Random numbers are the same for each of them,
+    whether these belong to an example or to its place.
+    """
+    half = _num_rows(few) // 2
+    a, b = range(half), range(half, 2 * half)
+    drawn_for = _part(few, [*a, *b]).indices
+    pairs = ((a, b), (b, a), (a, a), (b, b))
+    return [run(_part(few, [*x, *y])._replace(indices=drawn_for)) for x, y in pairs]
+
+
+def _num_rows(few: Batch) -> int:
+    return tf.nest.flatten(few.features)[0].shape[0]
 
 
 def twice(few: Batch) -> Batch:

@@ -19,6 +19,7 @@ from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
 from trainers.model.random_numbers.seeds import seed_states
 from trainers.user_code.halves import (
     are_means,
+    graph_of,
     number_of,
     on_halves,
     relative_rounding,
@@ -50,7 +51,7 @@ def forward_remark(model: keras.Model, few: Batch) -> str | None:
         added = [tf.reduce_sum(tf.cast(loss, tf.float64)) for loss in scope.losses]
         return changes_in(scope, variables), tf.nest.flatten(outputs), added
 
-    changes, outputs, added = zip(*on_halves(run, few), strict=True)
+    changes, outputs, added = zip(*on_halves(graph_of(run), few), strict=True)
     rounding = relative_rounding(model)
     # In half precision rows of a batch are rounded otherwise in another batch.
     compares_rows = replayed.are_of_examples and not (is_normalized or rounding)

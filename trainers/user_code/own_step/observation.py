@@ -13,7 +13,9 @@ from trainers.model.random_numbers.seeds import seed_states
 from trainers.user_code.halves import (
     are_means,
     are_sums,
+    graph_of,
     number_of,
+    on_exchanged_halves,
     on_halves,
     relative_rounding,
 )
@@ -50,8 +52,8 @@ class Observed(NamedTuple):
       reads_after: Attribute `reads_after` of the `UpdateCatcher`.
       gradients: A number of each gradient, for all examples and each half, float64
         [3, n].
-      is_repeatable: True if the same examples give the same gradients again, and all
-        random numbers of Keras belong to single examples.
+      is_repeatable: True if the same examples give the same gradients again.
+      draws_for_examples: True if all random numbers belong to single examples.
       changes: Changes of the variables of each metric, each [3, ...]: for all examples
         and each half.
       sources: Attribute `sources` of the `ModelStep`.
@@ -60,6 +62,8 @@ class Observed(NamedTuple):
       state_remark: Warning about the state of layers; None for none.
       is_linear: True if gradients are the mean or the sum of the halves' gradients.
       gives_sums: True if gradients are sums over examples, and no means.
+      compares_examples: True if the gradients for an example seem to depend on the
+        others in its batch.
     """
 
     is_divisible: bool
@@ -67,12 +71,14 @@ class Observed(NamedTuple):
     reads_after: Set[int]
     gradients: np.ndarray
     is_repeatable: bool
+    draws_for_examples: bool
     changes: Sequence[Sequence[np.ndarray]]
     sources: Mapping[str, Result | Computed | None]
     numbers: Mapping[str, np.ndarray]
     state_remark: str | None
     is_linear: bool
     gives_sums: bool
+    compares_examples: bool
 
     @property
     def is_nearly_sum(self) -> bool:
@@ -83,8 +89,7 @@ class Observed(NamedTuple):
         of the whole in float32.
         """
         whole, *halves = self.gradients
-        difference = np.linalg.norm(whole - sum(halves))
-        return bool(difference < 0.01 * np.linalg.norm(sum(halves)))
+        return _nearly(whole, np.sum(halves, axis=0))
 
     @property
     def has_sparse_gradients(self) -> bool:
@@ -127,33 +132,57 @@ def observe(step: ModelStep, few: Batch, is_divisible: bool) -> Observed:
             changes_in(scope, variables),
         )
 
-    outputs = on_halves(run, few, is_divisible)
+    in_graph = graph_of(run)
+    outputs = on_halves(in_graph, few, is_divisible)
     scope, of_half = kept[-1]
     sources = of_any_size(kept[0][1], of_half)
     changes, gradients, norms, reported, states = zip(*outputs, strict=True)
     *sums, again = (tf.nest.flatten(one) for one in gradients)
     # Terms of both signs cancel, so that a sum's own size does not bound its error.
-    rounding = relative_rounding(step.model) * np.array(tf.nest.flatten(norms[0]))
+    rounding = relative_rounding(step.model)
+    errors = rounding * np.array(tf.nest.flatten(norms[0]))
     numbers_of_gradients = np.array(sums, np.float64)
-    is_mean = are_means(numbers_of_gradients, rounding)
-    is_sum = are_sums(numbers_of_gradients, rounding)
+    is_mean = are_means(numbers_of_gradients, errors)
+    is_sum = are_sums(numbers_of_gradients, errors)
+    is_linear = is_mean or is_sum
+    compares_examples = not is_linear
+    if is_divisible and few.num_rows > 1 and not replayed.are_of_examples:
+        # A half draws other numbers.
+        compares_examples = _depend_on_each_other(in_graph, few, rounding)
     return Observed(
         is_divisible=is_divisible,
         updates=scope.updates,
         reads_after=scope.reads_after,
         gradients=numbers_of_gradients,
-        is_repeatable=replayed.are_of_examples and agree(again, sums[0]),
+        is_repeatable=agree(again, sums[0]),
+        draws_for_examples=replayed.are_of_examples,
         changes=tf.nest.map_structure(lambda *parts: np.stack(parts), *changes[:-1]),
         sources=sources,
         numbers={
             name: np.array([part[name] for part in reported[:-1]]) for name in sources
         },
-        state_remark=remark_on(
-            variables, np.array(states[:-1]), relative_rounding(step.model)
-        ),
-        is_linear=is_mean or is_sum,
+        state_remark=remark_on(variables, np.array(states[:-1]), rounding),
+        is_linear=is_linear,
         gives_sums=is_sum and not is_mean,
+        compares_examples=compares_examples,
     )
+
+
+def _depend_on_each_other(
+    run: Callable[[Batch], Any], few: Batch, rounding: float
+) -> bool:
+    """Returns whether gradients for both halves are no sum of what each half adds."""
+    numbers = [one[1] for one in on_exchanged_halves(run, few)]
+    found = np.array([tf.nest.flatten(one) for one in numbers], np.float64)
+    one, other, *doubled = found
+    is_sum = _nearly(one + other, np.sum(doubled, axis=0), rounding)
+    return bool(np.isfinite(found).all()) and not is_sum
+
+
+def _nearly(found: np.ndarray, expected: np.ndarray, rounding: float = 0.0) -> bool:
+    """Returns whether numbers differ by 1 % of their norm at most, or by rounding."""
+    difference = np.linalg.norm(found - expected)
+    return bool(difference <= max(0.01, rounding) * np.linalg.norm(expected))
 
 
 def _numbers(

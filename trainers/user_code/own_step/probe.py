@@ -93,24 +93,28 @@ def _remarks(step: ModelStep, seen: Observed, few: Batch) -> Iterator[str]:
 def _remark(step: ModelStep, seen: Observed) -> str | None:
     """Returns a warning if a step does not divide into shards.
 
-    Without random numbers that belong to no example, and without layers that normalize
-    over a batch, the gradient of a batch is the mean or the sum of the gradients of its
-    halves.
+    Gradients that differ for the same examples show nothing. In a normalized batch
+    those for an example always depend on the others, of which the run warns elsewhere.
     """
     if normalizes_batches(step.model) or not seen.is_repeatable:
         return None
     # A compiled function of a whole batch is computed by Keras's own step.
     method = "train_step" if has_own_step(step.model) else "compile"
     title = f"{type(step.model).__name__}.{method}"
-    if not seen.is_linear:
+    if seen.compares_examples:
         remark = (
             f"{title}: the gradient of a batch is neither the mean nor the sum of its "
             "halves' gradients. Its loss is no mean over examples (perhaps it compares "
-            "them with each other), or gradients are clipped before the optimizer gets "
-            "them (let it clip: clipnorm, global_clipnorm, clipvalue). Replicas "
+            "them with each other, or divides by a number of the batch, such as that "
+            "of its tokens), or gradients are clipped before the optimizer gets them "
+            "(let it clip: clipnorm, global_clipnorm, clipvalue). Replicas "
             f"compute it of their shards, {NUMBER_MATTERS}"
         )
-        return f"{remark}; {seen.state_remark}" if seen.state_remark else remark
+        if seen.state_remark and seen.draws_for_examples:
+            return f"{remark}; {seen.state_remark}"
+        return remark
+    if not seen.draws_for_examples:
+        return None
     names = [
         own.metric.name
         for own, changes in zip(step.metrics, seen.changes, strict=True)

@@ -54,15 +54,26 @@ def of_others_in_the_batch(outputs):
     )
 
 
-def with_numbers_of_no_example(outputs):
+def noisy_twice(outputs):
     """Draws two numbers for each example, as for labels of real and made images."""
     both = ops.concatenate([outputs, outputs], axis=0)
-    noise = keras.random.uniform((2 * outputs.shape[0], 1), seed=1)
-    return ops.mean(ops.square(both - noise))
+    return both + keras.random.uniform((2 * outputs.shape[0], 1), seed=1)
+
+
+def with_numbers_of_no_example(outputs):
+    return of_each(noisy_twice(outputs))
+
+
+def of_others_with_numbers_of_no_example(outputs):
+    return of_others_in_the_batch(noisy_twice(outputs))
 
 
 def with_numbers_of_tensorflow(outputs):
-    return ops.mean(ops.square(outputs - tf.random.uniform(tf.shape(outputs))))
+    return of_each(outputs + tf.random.uniform(tf.shape(outputs)))
+
+
+def of_others_with_numbers_of_tensorflow(outputs):
+    return of_others_in_the_batch(outputs + tf.random.uniform(tf.shape(outputs)))
 
 
 def remark_of(loss: Callable[[Any], Any]) -> str | None:
@@ -71,8 +82,16 @@ def remark_of(loss: Callable[[Any], Any]) -> str | None:
     return own_step(model, few_examples(), held_out=None).remark
 
 
-def test_a_loss_of_the_others_in_a_batch_is_named() -> None:
-    remark = remark_of(of_others_in_the_batch)
+@pytest.mark.parametrize(
+    "loss",
+    [
+        of_others_in_the_batch,
+        of_others_with_numbers_of_no_example,
+        of_others_with_numbers_of_tensorflow,
+    ],
+)
+def test_a_loss_of_the_others_in_a_batch_is_named(loss: Callable[[Any], Any]) -> None:
+    remark = remark_of(loss)
     assert remark is not None
     assert "Projected.train_step" in remark
 
