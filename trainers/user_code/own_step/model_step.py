@@ -1,5 +1,6 @@
 """One of Keras's steps of a model, run on the rows of a replica."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Collection, Mapping, Sequence
@@ -15,7 +16,7 @@ from strategies.common.types import Batch
 from trainers.user_code import kind_of
 from trainers.user_code.counting_metric import change_of, total_of
 from trainers.user_code.own_step.reported import Computed, Result
-from trainers.user_code.own_step.update_catcher import UpdateCatcher
+from trainers.user_code.own_step.update_catcher import StepLeft, UpdateCatcher
 
 # Between the position of a metric and that of its variable, in names of sums.
 STATE = "/own_state/"
@@ -70,11 +71,13 @@ class ModelStep:
         mapped: Sequence[tuple[keras.Variable, Any]],
         scale: tf.Tensor | None = None,
         former: Sequence[Mapping[int, tf.Tensor]] = (),
+        num_updates: int | None = None,
     ) -> tuple[UpdateCatcher, Mapping[str, Any]]:
         """Runs the method on the rows of a replica; see `UpdateCatcher`.
 
         Returns:
-          The scope with what the method has changed, and its logs.
+          The scope with what the method has changed, and its logs, which are empty if
+          the method was left after some updates.
         """
         metrics = [
             (variable, value)
@@ -84,7 +87,12 @@ class ModelStep:
         # Every step begins with empty metrics, so that shards add up over replicas and
         # steps, and no replica writes a variable.
         trained = self.model.trainable_variables
-        with UpdateCatcher([*metrics, *mapped], scale, former, trained) as scope:
+        values = [*metrics, *mapped]
+        logs = None
+        with (
+            UpdateCatcher(values, scale, former, trained, num_updates) as scope,
+            contextlib.suppress(StepLeft),
+        ):
             logs = self.call(batch)
         return scope, flat_logs(logs, f"{type(self.model).__name__}.{self.name}")
 

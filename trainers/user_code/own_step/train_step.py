@@ -71,6 +71,8 @@ class OwnTrainStep(TrainStep):
         """See `TrainStep`; weights are not used."""
         del weights
         step = self.objective.train
+        of_pass = self.objective.passes[self._pass]
+        is_last = self._pass + 1 == self.objective.num_passes
         values = zip(self._layer_state.variables, state or [], strict=bool(state))
         mapped = [*values, *regularized_weights(self._model)]
         keyed = self._random_numbers.keyed(self._seed_states, batch)
@@ -78,16 +80,23 @@ class OwnTrainStep(TrainStep):
             self._layer_state.followed(mapped) as followed,
             self._random_numbers.drawn(batch),
         ):
-            scope, logs = step.run(batch, [*keyed, *mapped], scale, self._before())
+            scope, logs = step.run(
+                batch,
+                [*keyed, *mapped],
+                scale,
+                self._before(),
+                # To trace the rest of a step takes as long as its first updates.
+                num_updates=None if is_last else of_pass.stop,
+            )
         # The last pass may have no update, and only read.
-        updates = scope.updates[self.objective.passes[self._pass]]
+        updates = scope.updates[of_pass]
         gradients = self._parts_of(_joined(u.gradients for u in updates), batch)
         gradients = unscaled(gradients, scale if scope.is_scaled else None)
         if not self._sparse_gradients:
             gradients = as_dense(gradients)
         assigned = _joined(update.assigned for update in updates)
         written = self._layer_state.by_position(assigned)
-        if self._pass + 1 < self.objective.num_passes:
+        if not is_last:
             # Other variables and reported values are taken from the last pass.
             return gradients, written, reported({}, batch)
         written |= self._layer_state.collect_updates(scope, mapped)

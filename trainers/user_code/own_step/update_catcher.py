@@ -31,6 +31,13 @@ class CaughtUpdate(NamedTuple):
     is_scaled: bool
 
 
+class StepLeft(BaseException):
+    """Leaves a step whose further updates are not needed.
+
+    The code of a step may handle any `Exception`.
+    """
+
+
 class UpdateCatcher(AssignmentScope):
     """Scope in which optimizers update nothing and losses are means over a shard.
 
@@ -47,6 +54,7 @@ class UpdateCatcher(AssignmentScope):
         scale: tf.Tensor | None = None,
         former: Sequence[Mapping[int, tf.Tensor]] = (),
         trained: Sequence[keras.Variable] = (),
+        num_updates: int | None = None,
     ):
         """Prepares the scope, and makes optimizers hand updates to it.
 
@@ -57,6 +65,8 @@ class UpdateCatcher(AssignmentScope):
             before each update that has been applied already.
           trained: Variables that a tape differentiates by, also once a layer has
             assigned them, as SpectralNormalization does.
+          num_updates: Number of updates after which `StepLeft` is raised; None for the
+            whole step.
         """
         hand_over_updates(UpdateCatcher)
         super().__init__(mapped, collect_losses=True)
@@ -66,6 +76,7 @@ class UpdateCatcher(AssignmentScope):
         self._scale = scale
         self._former = former
         self._trained = {id(variable) for variable in trained}
+        self._num_updates = num_updates
         self._is_over = False
         # Counters of optimizers after the updates so far.
         self._counts: dict[int, tf.Tensor] = {}
@@ -80,6 +91,7 @@ class UpdateCatcher(AssignmentScope):
 
         Raises:
           UsageError: The call is in a branch or a loop of the graph.
+          StepLeft: No further update is needed.
         """
         self._check_graph("calls its optimizer")
         # The loss is scaled and unscaled by the training loop.
@@ -101,6 +113,8 @@ class UpdateCatcher(AssignmentScope):
             del self.state_mapping[key]
             if key in self._given:
                 self.state_mapping[key] = self._given[key]
+        if len(self.updates) == self._num_updates:
+            raise StepLeft
 
     def scale_loss(self, loss: Any) -> Any:
         """Returns a loss to differentiate; called in place of `scale_loss`."""
