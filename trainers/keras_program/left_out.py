@@ -128,6 +128,10 @@ def settings_left_out(warn: Warn) -> Iterator[None]:
             block.enter_context(
                 replaced(place, names, lambda name, _: _stand_in(name, warn))
             )
+        # Programs take it where they find no TPU. TensorFlow refuses another strategy
+        # within its scope.
+        without = type(tf.distribute.get_strategy())
+        block.enter_context(replaced(without, ["scope"], lambda *_: _without_scope))
         for path, reason in _SETTINGS.items():
             package, *modules, name = path.split(".")
             place = functools.reduce(getattr, modules, _PACKAGES[package])
@@ -162,6 +166,10 @@ def _stand_in(name: str, warn: Warn) -> type[_LeftOut]:
         )
 
     return type(name, (_LeftOut,), {"__init__": __init__})
+
+
+def _without_scope(strategy: Any) -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext(strategy)
 
 
 def _without_effect(

@@ -160,8 +160,10 @@ def test_what_flags_decide_is_left_out_of_a_program(
         size = 10 * own.num_replicas_in_sync
         print("size", size)
     assert tf.distribute.MultiWorkerMirroredStrategy().cluster_resolver.task_id is None
-    for _ in range(2):
-        model.fit(x, y, batch_size=size)
+    # What programs take where they find no TPU.
+    with tf.distribute.get_strategy().scope():
+        for _ in range(2):
+            model.fit(x, y, batch_size=size)
     """
     done = _run(tmp_path, text, *strategy)
     assert done.returncode == 0, done.stderr
