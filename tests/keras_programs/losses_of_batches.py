@@ -1,4 +1,4 @@
-"""Losses and a metric that return one number for a batch."""
+"""Losses and a metric that return one number, or one for each output, for a batch."""
 
 import keras
 import numpy as np
@@ -17,6 +17,10 @@ def largest_parts(y_true, y_pred):
     return ops.mean(ops.maximum(ops.abs(y_true), ops.abs(y_pred)))
 
 
+def error_of_outputs(y_true, y_pred):
+    return ops.mean(ops.square(y_true - y_pred), axis=0)
+
+
 class OwnCall(keras.losses.Loss):
     def __call__(self, y_true, y_pred, sample_weight=None):
         return squared_error(y_true, y_pred)
@@ -31,5 +35,6 @@ model = keras.Sequential(
 )
 model.compile("adam", loss=squared_error, metrics=[largest_parts, "mae"])
 model.fit(features, targets, batch_size=50, epochs=3, validation_split=0.1)
-model.compile("adam", loss=OwnCall())
-model.fit(features, targets, batch_size=50, epochs=2)
+for loss in (OwnCall(), error_of_outputs):
+    model.compile("adam", loss=loss)
+    model.fit(features, targets, batch_size=50, epochs=2)

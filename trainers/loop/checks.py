@@ -220,6 +220,8 @@ def check_trainable(model: keras.Model, config: Config) -> None:
                 "and losses here are of real numbers: keep the real and the imaginary "
                 "part in weights of their own, and join them by tf.complex."
             )
+    if not model.variables:
+        raise UsageError(f"{given} has no weights, so that nothing can be trained.")
     if not model.trainable_variables:
         raise UsageError(
             f"{given} has no weights to train: none of its layers has weights with "

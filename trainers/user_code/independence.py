@@ -82,7 +82,8 @@ def _mean_of_parts(
     count = sum(map(len, parts))
     values = judge(labels, predictions, global_size=count, total=None)
     if values.shape != (count,):
-        raise UsageError(
+        # Such as one for each output; a batch has the mean of them in `fit`.
+        raise PerBatchError(
             f"{judge.title} gives {values.shape[0]} values for {count} examples: "
             "return a tensor whose first axis is that of the examples."
         )
