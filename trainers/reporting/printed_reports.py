@@ -25,6 +25,7 @@ from trainers.reporting.metrics_writer import metrics_in_words
 from trainers.reporting.result import ALWAYS_FINAL
 from trainers.run_dir.run_dir import RunDir, tensorboard_command
 from trainers.user_code.few_examples import EXAMPLES_OF_A_STEP, few_examples
+from trainers.user_code.own_step.objective import may_normalize
 from trainers.user_code.state_remark import forward_remark
 
 
@@ -98,7 +99,7 @@ def _normalized_apart(parts: TrainingParts) -> str | None:
         and layer.trainable
         and not (can_sum and sums_over_replicas(layer))
     ]
-    if num_parts == 1 or not names:
+    if num_parts == 1 or not names or not may_normalize(parts.objective):
         return None
     # Networks may have a hundred such layers.
     several = f" and {len(names) - 1} more normalize" if len(names) > 1 else ""

@@ -108,8 +108,13 @@ def users_state(model: keras.Model) -> list[keras.Variable]:
 
 def normalizes_batches(model: keras.Model) -> bool:
     """Returns whether a layer of a model normalizes over the examples of a batch."""
+    return bool(normalizations(model))
+
+
+def normalizations(model: keras.Model) -> list[keras.layers.BatchNormalization]:
+    """Returns the layers of a model that may normalize over the examples of a batch."""
     layers = flat_layers(model)
-    return any(isinstance(x, keras.layers.BatchNormalization) for x in layers)
+    return [x for x in layers if isinstance(x, keras.layers.BatchNormalization)]
 
 
 def _state_of(layer: keras.layers.Layer) -> list[keras.Variable]:

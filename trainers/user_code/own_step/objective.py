@@ -66,6 +66,7 @@ class OwnStep:
       passes: Updates of each computation of a step, which is computed again for updates
         that need what an earlier one has changed; see `passes_of`.
       rows: Only number of examples that a step computes; None if it takes any.
+      normalizes: True if a layer normalizes over the examples of a batch.
       remark: Warning if several replicas train otherwise than one; None for none.
     """
 
@@ -76,6 +77,7 @@ class OwnStep:
     updates: Sequence[OwnUpdate]
     passes: Sequence[slice]
     rows: int | None
+    normalizes: bool
     remark: str | None
     # Not fields: see `Objective`; `keras.Model.compile` takes no such step.
     classes = compiled = totals = None
@@ -149,6 +151,11 @@ def reported_names(objective: Any, training: bool) -> Collection[str] | None:
         return None
     step = objective.train if training else objective.test
     return None if step is None else step.sources.keys()
+
+
+def may_normalize(objective: Any) -> bool:
+    """Returns whether layers may normalize over the examples of a training batch."""
+    return not isinstance(objective, OwnStep) or objective.normalizes
 
 
 def loss_name_of(objective: Any) -> str:

@@ -20,7 +20,7 @@ from trainers.user_code.halves import (
     relative_rounding,
 )
 from trainers.user_code.independence import agree
-from trainers.user_code.outer_variables import check_assigned
+from trainers.user_code.outer_variables import AssignmentScope, check_assigned
 from trainers.user_code.own_step.model_step import (
     ModelStep,
     as_numbers,
@@ -37,6 +37,7 @@ from trainers.user_code.own_step.reported import (
 from trainers.user_code.own_step.update_catcher import CaughtUpdate
 from trainers.user_code.state_remark import (
     changes_in,
+    normalizations,
     normalizes_batches,
     remark_on,
     users_state,
@@ -64,6 +65,8 @@ class Observed(NamedTuple):
       gives_sums: True if gradients are sums over examples, and no means.
       compares_examples: True if the gradients for an example seem to depend on the
         others in its batch.
+      normalizes: True if a layer normalizes over the examples of a batch; without
+        training=True it takes its moving statistics.
     """
 
     is_divisible: bool
@@ -79,6 +82,7 @@ class Observed(NamedTuple):
     is_linear: bool
     gives_sums: bool
     compares_examples: bool
+    normalizes: bool
 
     @property
     def is_nearly_sum(self) -> bool:
@@ -165,7 +169,15 @@ def observe(step: ModelStep, few: Batch, is_divisible: bool) -> Observed:
         is_linear=is_linear,
         gives_sums=is_sum and not is_mean,
         compares_examples=compares_examples,
+        normalizes=_normalizes(step, scope),
     )
+
+
+def _normalizes(step: ModelStep, scope: AssignmentScope) -> bool:
+    """Returns whether a layer has changed its moving statistics in a step."""
+    assigned = {id(variable) for variable in scope.assigned}
+    layers = normalizations(step.model)
+    return any(id(getattr(layer, "moving_mean", None)) in assigned for layer in layers)
 
 
 def _depend_on_each_other(

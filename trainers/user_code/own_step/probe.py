@@ -24,7 +24,6 @@ from trainers.user_code.own_step.model_step import (
 )
 from trainers.user_code.own_step.objective import OwnStep, OwnUpdate, passes_of
 from trainers.user_code.own_step.observation import Observed, observe
-from trainers.user_code.state_remark import normalizes_batches
 
 
 def own_step(
@@ -74,6 +73,7 @@ def own_step(
         updates=updates,
         passes=passes,
         rows=rows,
+        normalizes=seen.normalizes,
         remark="; ".join(_remarks(train, seen, few)) or None,
     )
 
@@ -81,7 +81,7 @@ def own_step(
 def _remarks(step: ModelStep, seen: Observed, few: Batch) -> Iterator[str]:
     """Yields warnings if a step, or one of its metrics, does not divide into shards."""
     # A metric may count predictions, which differ in a half of a normalized batch.
-    if not normalizes_batches(step.model):
+    if not seen.normalizes:
         for own in step.metrics:
             if own.combines:
                 shapes = compared_by(step.model, own.metric, few)
@@ -96,7 +96,7 @@ def _remark(step: ModelStep, seen: Observed) -> str | None:
     Gradients that differ for the same examples show nothing. In a normalized batch
     those for an example always depend on the others, of which the run warns elsewhere.
     """
-    if normalizes_batches(step.model) or not seen.is_repeatable:
+    if seen.normalizes or not seen.is_repeatable:
         return None
     # A compiled function of a whole batch is computed by Keras's own step.
     method = "train_step" if has_own_step(step.model) else "compile"

@@ -96,6 +96,20 @@ def test_a_loss_of_the_others_in_a_batch_is_named(loss: Callable[[Any], Any]) ->
     assert "Projected.train_step" in remark
 
 
+@pytest.mark.parametrize("is_training", [False, True])
+def test_only_a_layer_that_is_training_normalizes(is_training: bool) -> None:
+    """Otherwise the examples do not depend on each other by it."""
+    model = Projected(of_others_in_the_batch)
+    normalization = layers.BatchNormalization()
+    dense = model.project
+    model.project = lambda x: dense(normalization(x, training=is_training))
+    model.normalization = normalization
+    model.compile(optimizer="sgd")
+    found = own_step(model, few_examples(), held_out=None)
+    assert found.normalizes == is_training
+    assert (found.remark is None) == is_training
+
+
 @pytest.mark.parametrize(
     "loss", [of_each, with_numbers_of_no_example, with_numbers_of_tensorflow]
 )
