@@ -130,8 +130,8 @@ def settings_left_out(warn: Warn) -> Iterator[None]:
             )
         # Programs take it where they find no TPU. TensorFlow refuses another strategy
         # within its scope.
-        without = type(tf.distribute.get_strategy())
-        block.enter_context(replaced(without, ["scope"], lambda *_: _without_scope))
+        default = type(tf.distribute.get_strategy())
+        block.enter_context(replaced(default, ["scope"], lambda *_: _without_scope))
         for path, reason in _SETTINGS.items():
             package, *modules, name = path.split(".")
             place = functools.reduce(getattr, modules, _PACKAGES[package])

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import keras
 
 from strategies.common.console import Console
-from strategies.common.private_apis.models import flat_layers
 from strategies.common.text import counted
 from strategies.devices.assignment import describe, substitution
 from trainers.config.config import Config
@@ -26,7 +25,7 @@ from trainers.reporting.result import ALWAYS_FINAL
 from trainers.run_dir.run_dir import RunDir, tensorboard_command
 from trainers.user_code.few_examples import EXAMPLES_OF_A_STEP, few_examples
 from trainers.user_code.own_step.objective import may_normalize
-from trainers.user_code.state_remark import forward_remark
+from trainers.user_code.state_remark import forward_remark, normalizations
 
 
 def print_startup_report(
@@ -93,11 +92,9 @@ def _normalized_apart(parts: TrainingParts) -> str | None:
     can_sum = parts.strategy.traits.sums_in_forward_pass
     names = [
         layer.name
-        for layer in flat_layers(parts.model)
-        if isinstance(layer, keras.layers.BatchNormalization)
+        for layer in normalizations(parts.model)
         # Otherwise it normalizes with its moving statistics.
-        and layer.trainable
-        and not (can_sum and sums_over_replicas(layer))
+        if layer.trainable and not (can_sum and sums_over_replicas(layer))
     ]
     if num_parts == 1 or not names or not may_normalize(parts.objective):
         return None

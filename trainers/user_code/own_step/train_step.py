@@ -47,6 +47,10 @@ class OwnTrainStep(TrainStep):
 
         return UpdatesInTurn(self.objective.num_passes, compute, changed)
 
+    @property
+    def _is_last_pass(self) -> bool:
+        return self._pass + 1 == self.objective.num_passes
+
     def _variables_of(self, index: int) -> list[keras.Variable]:
         """Returns the variables that a pass changes, and counters of its optimizers."""
         updates = self.objective.updates[self.objective.passes[index]]
@@ -72,7 +76,6 @@ class OwnTrainStep(TrainStep):
         del weights
         step = self.objective.train
         of_pass = self.objective.passes[self._pass]
-        is_last = self._pass + 1 == self.objective.num_passes
         values = zip(self._layer_state.variables, state or [], strict=bool(state))
         mapped = [*values, *regularized_weights(self._model)]
         keyed = self._random_numbers.keyed(self._seed_states, batch)
@@ -86,7 +89,7 @@ class OwnTrainStep(TrainStep):
                 scale,
                 self._before(),
                 # To trace the rest of a step takes as long as its first updates.
-                num_updates=None if is_last else of_pass.stop,
+                num_updates=None if self._is_last_pass else of_pass.stop,
             )
         # The last pass may have no update, and only read.
         updates = scope.updates[of_pass]
@@ -96,7 +99,7 @@ class OwnTrainStep(TrainStep):
             gradients = as_dense(gradients)
         assigned = _joined(update.assigned for update in updates)
         written = self._layer_state.by_position(assigned)
-        if not is_last:
+        if not self._is_last_pass:
             # Other variables and reported values are taken from the last pass.
             return gradients, written, reported({}, batch)
         written |= self._layer_state.collect_updates(scope, mapped)
@@ -130,7 +133,7 @@ class OwnTrainStep(TrainStep):
             for key, gradient in gradients.items()
             if gradient is not None
         }
-        if self._pass + 1 == self.objective.num_passes:
+        if self._is_last_pass:
             # A step that adds no penalties has no gradient of ballast.
             shares = {**gradients_of_ballast(self._model, share), **shares}
         return [shares.get(id(v)) for v in self._model.trainable_variables]
