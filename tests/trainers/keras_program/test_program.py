@@ -700,7 +700,10 @@ def test_a_metric_that_counts_pairs_of_examples_counts_those_of_a_replica(
             def result(self):
                 return 1 * self.pairs
 
-        model.compile("sgd", "mse", metrics=[Near()])
+        def distance(y_true, y_pred):
+            return keras.ops.abs(y_true - y_pred)
+
+        model.compile("sgd", "mse", metrics=[Near(), distance])
         y = y.reshape(-1)
         held_out = (x[:30], y[:30])
         history = model.fit(x, y, batch_size=25, epochs=2, validation_data=held_out)
@@ -712,9 +715,11 @@ def test_a_metric_that_counts_pairs_of_examples_counts_those_of_a_replica(
     assert done.returncode == 0, done.stderr
     for name, count in zip(("near", "val_near"), num_pairs, strict=True):
         assert f"\n{name} [{count:.1f}, {count:.1f}]\n" in done.stdout, done.stdout
-    is_named = "metric 'near' counts combinations of the examples" in done.stderr
-    assert is_named == (strategy != ("--strategy=one_device",)), done.stderr
-    assert not is_named or "labels [n], predictions [n, 1]" in done.stderr
+    for name in ("near", "distance"):
+        named = f"metric '{name}' counts combinations of the examples of a batch"
+        named += " (labels [n], predictions [n, 1])"
+        is_divided = strategy != ("--strategy=one_device",)
+        assert (named in done.stderr) == is_divided, done.stderr
 
 
 def test_a_layer_that_normalizes_a_part_of_a_global_batch_is_named(

@@ -39,7 +39,7 @@ def kinds_of_metrics(
       UsageError: A metric does not add up over batches.
     """
     by_batch = [
-        _counts_batches(step.model, own, changes)
+        _counts_batches(step.model, own, seen, changes)
         for own, changes in zip(step.metrics, seen.changes, strict=True)
     ]
     if None in by_batch:
@@ -58,7 +58,7 @@ def kinds_of_metrics(
 
 
 def _counts_batches(
-    model: keras.Model, own: OwnMetric, changes: Sequence[np.ndarray]
+    model: keras.Model, own: OwnMetric, seen: Observed, changes: Sequence[np.ndarray]
 ) -> bool | None:
     """Returns whether a metric counts batches; False for examples, None for neither."""
     if any(own.metric is mean for mean in means_of_output_losses(model)):
@@ -67,9 +67,10 @@ def _counts_batches(
     # mean. A sum has a single variable.
     is_mean = isinstance(own.metric, (keras.metrics.Mean, keras.metrics.Sum))
     decisive = changes[-1:] if is_mean else changes
+    is_exact = seen.is_repeatable and seen.draws_for_examples and not seen.normalizes
     # Sums first: a metric that has not been updated is both.
     if all(map(are_sums, decisive)):
-        return False
+        return False if not is_exact or all(map(are_sums, changes)) else None
     if all(map(are_means, decisive)):
         return True
     if normalizes_batches(model) and is_of_keras(own.metric):

@@ -93,8 +93,18 @@ class ModelStep:
             UpdateCatcher(values, scale, former, trained, num_updates) as scope,
             contextlib.suppress(StepLeft),
         ):
-            logs = self.call(batch)
+            logs = tf.nest.map_structure(self._read, self.call(batch))
         return scope, flat_logs(logs, f"{type(self.model).__name__}.{self.name}")
+
+    def _read(self, value: Any) -> Any:
+        """Returns the value that a reported variable has after a step.
+
+        The result of a metric may be its variable, by which `source_of` knows it.
+        """
+        of_metrics = (v for own in self.metrics for v in own.metric.variables)
+        if not isinstance(value, keras.Variable) or any(v is value for v in of_metrics):
+            return value
+        return tf.convert_to_tensor(value)
 
     def call(self, batch: Batch) -> Any:
         """Calls the method with data as `fit` has them, and returns its logs."""
