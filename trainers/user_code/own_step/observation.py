@@ -1,11 +1,13 @@
 """Observation of a model's own step on a few examples and on halves of them."""
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from strategies.common.private_apis.replaced import replaced_in
 from strategies.common.types import Batch
 from trainers.model.random_numbers.of_step import StepRandomNumbers
 from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
@@ -63,8 +65,8 @@ class Observed(NamedTuple):
       state_remark: Warning about the state of layers; None for none.
       is_linear: True if gradients are the mean or the sum of the halves' gradients.
       gives_sums: True if gradients are sums over examples, and no means.
-      compares_examples: True if the gradients for an example seem to depend on the
-        others in its batch.
+      run: Function that runs the step on a batch and returns what is observed.
+      in_graph: The same function in a graph, traced for a batch of all examples.
       normalizes: True if a layer normalizes over the examples of a batch; without
         training=True it takes its moving statistics.
     """
@@ -81,7 +83,8 @@ class Observed(NamedTuple):
     state_remark: str | None
     is_linear: bool
     gives_sums: bool
-    compares_examples: bool
+    run: Callable[[Batch], Any]
+    in_graph: Callable[[Batch], Any]
     normalizes: bool
 
     @property
@@ -148,11 +151,6 @@ def observe(step: ModelStep, few: Batch, is_divisible: bool) -> Observed:
     numbers_of_gradients = np.array(sums, np.float64)
     is_mean = are_means(numbers_of_gradients, errors)
     is_sum = are_sums(numbers_of_gradients, errors)
-    is_linear = is_mean or is_sum
-    compares_examples = not is_linear
-    if is_divisible and few.num_rows > 1 and not replayed.are_of_examples:
-        # A half draws other numbers.
-        compares_examples = _depend_on_each_other(in_graph, few, rounding)
     return Observed(
         is_divisible=is_divisible,
         updates=scope.updates,
@@ -166,9 +164,10 @@ def observe(step: ModelStep, few: Batch, is_divisible: bool) -> Observed:
             name: np.array([part[name] for part in reported[:-1]]) for name in sources
         },
         state_remark=remark_on(variables, np.array(states[:-1]), rounding),
-        is_linear=is_linear,
+        is_linear=is_mean or is_sum,
         gives_sums=is_sum and not is_mean,
-        compares_examples=compares_examples,
+        run=run,
+        in_graph=in_graph,
         normalizes=_normalizes(step, scope),
     )
 
@@ -180,15 +179,37 @@ def _normalizes(step: ModelStep, scope: AssignmentScope) -> bool:
     return any(id(getattr(layer, "moving_mean", None)) in assigned for layer in layers)
 
 
-def _depend_on_each_other(
-    run: Callable[[Batch], Any], few: Batch, rounding: float
-) -> bool:
-    """Returns whether gradients for both halves are no sum of what each half adds."""
-    numbers = [one[1] for one in on_exchanged_halves(run, few)]
-    found = np.array([tf.nest.flatten(one) for one in numbers], np.float64)
+def compares_examples(step: ModelStep, seen: Observed, few: Batch) -> bool:
+    """Returns whether gradients for an example depend on the others in its batch.
+
+    A layer that normalizes over the batch does not count.
+    """
+    if not seen.is_divisible or few.num_rows < 2:
+        return False
+    if not (seen.normalizes or not seen.draws_for_examples):
+        return not seen.is_linear
+    # A half has other moments, or draws other numbers.
+    run = seen.in_graph
+    with contextlib.ExitStack() as block:
+        if seen.normalizes:
+            for layer in normalizations(step.model):
+                block.enter_context(replaced_in(layer, "call", _inference(layer.call)))
+            run = graph_of(seen.run)
+        parts = [one[1] for one in on_exchanged_halves(run, few)]
+    found = np.array([tf.nest.flatten(one) for one in parts], np.float64)
     one, other, *doubled = found
+    rounding = relative_rounding(step.model)
     is_sum = _nearly(one + other, np.sum(doubled, axis=0), rounding)
     return bool(np.isfinite(found).all()) and not is_sum
+
+
+def _inference(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a layer's call with moving statistics in place of those of the batch."""
+
+    def infer(*inputs: Any, **named: Any) -> Any:
+        return call(*inputs, **{**named, "training": False})
+
+    return infer
 
 
 def _nearly(found: np.ndarray, expected: np.ndarray, rounding: float = 0.0) -> bool:

@@ -23,7 +23,11 @@ from trainers.user_code.own_step.model_step import (
     all_metrics,
 )
 from trainers.user_code.own_step.objective import OwnStep, OwnUpdate, passes_of
-from trainers.user_code.own_step.observation import Observed, observe
+from trainers.user_code.own_step.observation import (
+    Observed,
+    compares_examples,
+    observe,
+)
 
 
 def own_step(
@@ -53,9 +57,11 @@ def own_step(
             f"{type(model).__name__}.train_step hands no gradients to an optimizer: "
             "call its apply_gradients."
         )
+    remarks = [*_remarks(train, seen, few)]
     test = None
     if held_out is not None:
-        test, _ = _probed(model, "test_step", held_out, rows is None)
+        test, tested = _probed(model, "test_step", held_out, rows is None)
+        remarks += _remarks(test, tested, held_out)
     updates = [OwnUpdate(update.optimizer, update.variables) for update in seen.updates]
     passes = passes_of(updates, seen.reads_after)
     if len(passes) > 1 and any(update.is_scaled for update in seen.updates):
@@ -74,7 +80,8 @@ def own_step(
         passes=passes,
         rows=rows,
         normalizes=seen.normalizes,
-        remark="; ".join(_remarks(train, seen, few)) or None,
+        # Compiled metrics are the same ones in both steps.
+        remark="; ".join(dict.fromkeys(remarks)) or None,
     )
 
 
@@ -86,22 +93,22 @@ def _remarks(step: ModelStep, seen: Observed, few: Batch) -> Iterator[str]:
             if own.combines:
                 shapes = compared_by(step.model, own.metric, few)
                 yield counts_combinations(own.metric.name, *shapes)
-    if remark := _remark(step, seen):
+    if remark := _remark(step, seen, few):
         yield remark
 
 
-def _remark(step: ModelStep, seen: Observed) -> str | None:
+def _remark(step: ModelStep, seen: Observed, few: Batch) -> str | None:
     """Returns a warning if a step does not divide into shards.
 
-    Gradients that differ for the same examples show nothing. In a normalized batch
-    those for an example always depend on the others, of which the run warns elsewhere.
+    Gradients that differ for the same examples show nothing. The run warns elsewhere of
+    layers that normalize over a batch.
     """
-    if seen.normalizes or not seen.is_repeatable:
+    if not seen.is_repeatable:
         return None
     # A compiled function of a whole batch is computed by Keras's own step.
-    method = "train_step" if has_own_step(step.model) else "compile"
+    method = step.name if has_own_step(step.model) else "compile"
     title = f"{type(step.model).__name__}.{method}"
-    if seen.compares_examples:
+    if compares_examples(step, seen, few):
         remark = (
             f"{title}: the gradient of a batch is neither the mean nor the sum of its "
             "halves' gradients. Its loss is no mean over examples (perhaps it compares "
@@ -113,7 +120,7 @@ def _remark(step: ModelStep, seen: Observed) -> str | None:
         if seen.state_remark and seen.draws_for_examples:
             return f"{remark}; {seen.state_remark}"
         return remark
-    if not seen.draws_for_examples:
+    if seen.normalizes or not seen.draws_for_examples:
         return None
     names = [
         own.metric.name

@@ -97,17 +97,54 @@ def test_a_loss_of_the_others_in_a_batch_is_named(loss: Callable[[Any], Any]) ->
 
 
 @pytest.mark.parametrize("is_training", [False, True])
-def test_only_a_layer_that_is_training_normalizes(is_training: bool) -> None:
-    """Otherwise the examples do not depend on each other by it."""
-    model = Projected(of_others_in_the_batch)
-    normalization = layers.BatchNormalization()
+@pytest.mark.parametrize("loss", [of_each, of_others_in_the_batch])
+def test_a_loss_of_others_is_named_beside_a_normalization(
+    loss: Callable[[Any], Any], is_training: bool
+) -> None:
+    """A layer that is not training takes its moving statistics."""
+    model = Projected(loss)
+    normalization = layers.BatchNormalization(synchronized=True)
     dense = model.project
     model.project = lambda x: dense(normalization(x, training=is_training))
     model.normalization = normalization
     model.compile(optimizer="sgd")
     found = own_step(model, few_examples(), held_out=None)
     assert found.normalizes == is_training
-    assert (found.remark is None) == is_training
+    assert (found.remark is None) == (loss is of_each)
+
+
+class Spread(keras.Model):
+    """Compares the examples of a batch when it evaluates."""
+
+    def __init__(self):
+        super().__init__()
+        self.project = layers.Dense(3)
+        self.pairs = keras.metrics.Mean(name="pairs")
+
+    def call(self, x):
+        return self.project(x)
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = of_each(self(data, training=True))
+        weights = self.trainable_weights
+        self.optimizer.apply_gradients(
+            zip(tape.gradient(loss, weights), weights, strict=True)
+        )
+        return {"loss": loss}
+
+    def test_step(self, data):
+        outputs = self(data)
+        self.pairs.update_state(ops.sum(ops.matmul(outputs, ops.transpose(outputs))))
+        return {"pairs": self.pairs.result()}
+
+
+def test_a_metric_of_pairs_is_named_when_only_the_evaluation_has_it() -> None:
+    model = Spread()
+    model.compile(optimizer="sgd")
+    remark = own_step(model, few_examples(), held_out=few_examples()).remark
+    assert remark is not None
+    assert "pairs" in remark
 
 
 @pytest.mark.parametrize(
