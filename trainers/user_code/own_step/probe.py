@@ -53,6 +53,11 @@ def own_step(
     if not seen.is_divisible:
         rows = rows or int(few.num_rows)
     if not seen.updates:
+        if not model.trainable_variables:
+            raise UsageError(
+                f"{type(model).__name__} has no weights to train: set trainable=True "
+                "on the layers to train, before the model is compiled."
+            )
         raise UsageError(
             f"{type(model).__name__}.train_step hands no gradients to an optimizer: "
             "call its apply_gradients."

@@ -179,6 +179,18 @@ class Deep(keras.Model):
         return {"loss": loss}
 
 
+# Keras's own warning of it.
+@pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
+def test_a_frozen_model_is_refused_for_its_weights() -> None:
+    """Keras's step hands no gradients to an optimizer then."""
+    model = keras.Sequential([layers.Dense(3)])
+    model.compute_loss = lambda x, y, y_pred, *_, **__: of_each(y_pred)
+    model.trainable = False
+    model.compile(optimizer="sgd")
+    with pytest.raises(UsageError, match="no weights to train"):
+        own_step(model, few_examples(), held_out=None)
+
+
 def test_nothing_is_known_of_parts_of_batches_of_one_size() -> None:
     model = Projected(of_others_in_the_batch)
     model.compile(optimizer="sgd")
