@@ -6,13 +6,13 @@ import pathlib
 import tempfile
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests import processes
 from tests.keras_corpus import path_of
 from tests.markers import chosen, further
 from tests.trainers.keras_program import beside_fit
+from tests.trainers.keras_program.beside_fit import assert_as_by_fit
 
 _RECORDED = pathlib.Path(__file__).with_name("recorded.py")
 _RECORDED_MODULE = f"{__package__}.{_RECORDED.stem}"
@@ -80,13 +80,6 @@ _OWN_STEPS = {
 # themselves what these have together. A step is the same code under all strategies, and
 # which of its updates are computed again does not depend on them.
 _OWN_STEPS_SHOWN = (*("combined", "report", "results", "clipped_spectral", "parts"),)
-# Part of its own change by which a weight may be off. A sum over replicas is rounded in
-# another order than that over a batch, and Adam's division by the root of a small
-# number magnifies it.
-_TOLERANCES = {"float64": 1e-9, "float32": 1e-5}
-# Roundings of the variable's largest weight by which it may be off beside that: a sum
-# whose terms cancel has the error of its terms. 32 were found.
-_ROUNDINGS = 100
 
 
 @functools.cache
@@ -121,38 +114,6 @@ def _words(path: pathlib.Path, program: str, *arguments: str) -> list[str]:
     return [str(path), "float64", str(path_of(program)), *arguments]
 
 
-def _assert_same(
-    found: list[dict[str, Any]],
-    plain: list[dict[str, Any]],
-    dtype: str = "float64",
-) -> None:
-    assert len(found) == len(plain)
-    for one, other in zip(found, plain, strict=True):
-        assert one["epochs"] == other["epochs"]
-        assert set(one["history"]) == set(other["history"])
-        for name, values in other["history"].items():
-            np.testing.assert_allclose(
-                one["history"][name], values, rtol=_tolerance_of(name), err_msg=name
-            )
-        initial = other["initial"] or [np.zeros(np.shape(w)) for w in other["weights"]]
-        for values, expected, before in zip(
-            one["weights"], other["weights"], initial, strict=True
-        ):
-            largest = np.max(np.abs([expected, before]), initial=0.0)
-            np.testing.assert_allclose(
-                np.subtract(values, before),
-                np.subtract(expected, before),
-                rtol=_TOLERANCES[dtype],
-                atol=_ROUNDINGS * np.finfo(dtype).eps * largest,
-            )
-
-
-def _tolerance_of(name: str) -> float:
-    # Keras counts in float32 under any floatx, where a metric has that type.
-    in_float32 = ("accuracy", "acc", "f1_score", "size", "learning_rate")
-    return 1e-5 if any(part in name for part in in_float32) else 1e-6
-
-
 @pytest.mark.parametrize("strategy", chosen(_STRATEGIES, ("mirrored",)))
 @pytest.mark.parametrize(
     "program",
@@ -164,7 +125,7 @@ def test_a_program_trains_as_with_fit(
     tmp_path: pathlib.Path, program: str, strategy: str
 ) -> None:
     found = _under(strategy, tmp_path, program, *_DETERMINISTIC[program])
-    _assert_same(found, _plain(program, *_DETERMINISTIC[program]))
+    assert_as_by_fit(found, _plain(program, *_DETERMINISTIC[program]))
 
 
 # The test before has such a program on replicas, and the last one a program on servers.
@@ -183,7 +144,7 @@ def test_servers_take_a_second_fit_without_evaluation(
 ) -> None:
     """Workers run the steps of the first one until something else needs them."""
     found = _under("parameter_server", tmp_path, program)
-    _assert_same(found, _plain(program), dtype)
+    assert_as_by_fit(found, _plain(program), dtype)
 
 
 @pytest.mark.exhaustive
@@ -193,7 +154,7 @@ def test_each_optimizer_updates_as_with_fit(
     tmp_path: pathlib.Path, optimizer: str, strategy: str
 ) -> None:
     found = _under(strategy, tmp_path, "each_optimizer", optimizer)
-    _assert_same(found, _plain("each_optimizer", optimizer))
+    assert_as_by_fit(found, _plain("each_optimizer", optimizer))
 
 
 @pytest.mark.parametrize(
@@ -211,7 +172,7 @@ def test_a_step_of_its_own_trains_as_with_fit(
     tmp_path: pathlib.Path, model: str, strategy: str
 ) -> None:
     found = _under(strategy, tmp_path, str(_OWN_STEPS_PROGRAM), model)
-    _assert_same(found, _plain(str(_OWN_STEPS_PROGRAM), model))
+    assert_as_by_fit(found, _plain(str(_OWN_STEPS_PROGRAM), model))
 
 
 @pytest.mark.parametrize(
@@ -240,7 +201,7 @@ def test_a_call_of_fit_does_what_keras_does(
     tmp_path: pathlib.Path, calls: str, strategy: str
 ) -> None:
     found = _under(strategy, tmp_path, str(_CALLS_PROGRAM), calls)
-    _assert_same(found, _plain(str(_CALLS_PROGRAM), calls))
+    assert_as_by_fit(found, _plain(str(_CALLS_PROGRAM), calls))
 
 
 _NORMALIZED = """

@@ -65,7 +65,7 @@ class Observed(NamedTuple):
       state_remark: Warning about the state of layers; None for none.
       is_linear: True if gradients are the mean or the sum of the halves' gradients.
       gives_sums: True if gradients are sums over examples, and no means.
-      run: Function that runs the step on a batch and returns what is observed.
+      run: Function that returns the observations of a batch.
       in_graph: The same function in a graph, traced for a batch of all examples.
       normalizes: True if a layer normalizes over the examples of a batch; without
         training=True it takes its moving statistics.
@@ -204,7 +204,7 @@ def compares_examples(step: ModelStep, seen: Observed, few: Batch) -> bool:
 
 
 def _inference(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a layer's call with moving statistics in place of those of the batch."""
+    """Returns a layer's call that normalizes by its moving statistics."""
 
     def infer(*inputs: Any, **named: Any) -> Any:
         return call(*inputs, **{**named, "training": False})

@@ -95,7 +95,8 @@ def _remarks(step: ModelStep, seen: Observed, few: Batch) -> Iterator[str]:
     # A metric may count predictions, which differ in a half of a normalized batch.
     if not seen.normalizes:
         for own in step.metrics:
-            if own.combines:
+            # The remark on gradients is one on the loss.
+            if own.combines and own.metric.name != "loss":
                 shapes = compared_by(step.model, own.metric, few)
                 yield counts_combinations(own.metric.name, *shapes)
     if remark := _remark(step, seen, few):
