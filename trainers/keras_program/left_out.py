@@ -138,7 +138,58 @@ def settings_left_out(warn: Warn) -> Iterator[None]:
             words = f"the program calls {path}, which has no effect: {reason}"
             function = functools.partial(_without_effect, warn, words)
             block.enter_context(replaced(place, [name], function))
+        devices, experimental = _Devices(), tf.config.experimental
+        for place, name, replacement in (
+            (tf.config, "set_logical_device_configuration", devices.dividing),
+            (experimental, "set_virtual_device_configuration", devices.dividing),
+            (tf.config, "list_logical_devices", devices.listing),
+            (experimental, "list_logical_devices", devices.listing),
+        ):
+            block.enter_context(replaced(place, [name], replacement))
         yield
+
+
+class _Devices:
+    """Logical devices that a program would have without a run.
+
+    The run's own depend on --strategy and its replicas. Programs make a strategy of
+    the listed devices, and multiply their batch size by its number of replicas.
+    """
+
+    def __init__(self) -> None:
+        """No device is divided."""
+        self._divided: dict[str, int] = {}
+
+    def dividing(
+        self, _: str, without_effect: Callable[..., None]
+    ) -> Callable[..., None]:
+        """Returns a setting that notes into how many devices it would divide one."""
+
+        @functools.wraps(without_effect)
+        def divide(device: Any, logical_devices: Any) -> None:
+            without_effect(device, logical_devices)
+            self._divided[device.name] = len(logical_devices or [None])
+
+        return divide
+
+    def listing(self, _: str, usual: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns what replaces `tf.config.list_logical_devices`."""
+
+        @functools.wraps(usual)
+        def list_logical_devices(device_type: str | None = None) -> list[Any]:
+            # Keras asks for GPUs to choose operations: none that a flag hides.
+            kinds = dict.fromkeys(one.device_type for one in usual(device_type))
+            return [
+                tf.config.LogicalDevice(f"/device:{kind}:{number}", kind)
+                for kind in kinds
+                for number in range(self._count(kind))
+            ]
+
+        return list_logical_devices
+
+    def _count(self, kind: str) -> int:
+        devices = tf.config.list_physical_devices(kind)
+        return sum(self._divided.get(device.name, 1) for device in devices)
 
 
 def _stand_in(name: str, warn: Warn) -> type[_LeftOut]:
@@ -151,7 +202,8 @@ def _stand_in(name: str, warn: Warn) -> type[_LeftOut]:
         if name == "OneDeviceStrategy":
             count = 1
         elif isinstance(devices, Sequence) and not isinstance(devices, str):
-            count = len(devices)
+            # As TensorFlow takes an empty list.
+            count = len(devices) or count
         self.num_replicas_in_sync = count
         if name == "MultiWorkerMirroredStrategy":
             self.cluster_resolver = (

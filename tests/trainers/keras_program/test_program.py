@@ -129,7 +129,7 @@ def test_what_flags_decide_is_left_out_of_a_program(
 ) -> None:
     """The program is the one of Keras's guide to training with tf.distribute.
 
-    Of its settings of TensorFlow two would raise an error here, and one would forbid
+    Of its settings of TensorFlow three would raise an error here, and one would forbid
     tf.timestamp.
     """
     text = """
@@ -140,11 +140,18 @@ def test_what_flags_decide_is_left_out_of_a_program(
     os.environ["TF_USE_LEGACY_KERAS"] = "0"
     tf.config.threading.set_intra_op_parallelism_threads(2)
     tf.config.set_visible_devices([], "GPU")
+    (cpu,) = tf.config.list_logical_devices("CPU")
+    tf.config.set_logical_device_configuration(
+        *tf.config.list_physical_devices("CPU"),
+        [tf.config.LogicalDeviceConfiguration()] * 3,
+    )
     keras.config.set_backend("jax")
     tf.config.experimental.enable_op_determinism()
     for own in (
         tf.distribute.MirroredStrategy(),
         tf.distribute.MirroredStrategy(["GPU:0", "GPU:1"]),
+        tf.distribute.MirroredStrategy(tf.config.list_logical_devices("CPU")),
+        tf.distribute.MirroredStrategy(tf.config.list_logical_devices("GPU")),
         tf.distribute.OneDeviceStrategy("GPU:0"),
         tf.distribute.experimental.CentralStorageStrategy(
             compute_devices=["GPU:0", "GPU:1"]
@@ -169,11 +176,11 @@ def test_what_flags_decide_is_left_out_of_a_program(
     assert done.returncode == 0, done.stderr
     # For any number of replicas of --strategy.
     sizes = [line for line in done.stdout.splitlines() if line.startswith("size")]
-    assert sizes == [f"size {n}" for n in (10, 20, 10, 20, 10, 10)]
-    assert done.stderr.count("makes a MirroredStrategy") == 2
+    assert sizes == [f"size {n}" for n in (10, 20, 30, 10, 10, 20, 10, 10)]
+    assert done.stderr.count("makes a MirroredStrategy") == 3
     assert processes.result_of(tmp_path / "run")["steps"] == 12
     settings = [line for line in done.stderr.splitlines() if "tf.config." in line]
-    assert len(settings) == 3, done.stderr
+    assert len(settings) == 4, done.stderr
     assert all("which has no effect" in line for line in settings)
     assert done.stderr.count("keras.config.set_backend, which has no effect") == 1
     assert "--set=threads.intra_op_threads" in done.stderr
