@@ -134,6 +134,7 @@ def test_what_flags_decide_is_left_out_of_a_program(
     """
     text = """
     import os
+    import time
     import tensorflow as tf
 
     os.environ.update(KERAS_BACKEND="jax", CUDA_VISIBLE_DEVICES="1")
@@ -146,6 +147,15 @@ def test_what_flags_decide_is_left_out_of_a_program(
         [tf.config.LogicalDeviceConfiguration()] * 3,
     )
     keras.config.set_backend("jax")
+
+    def wait(number):
+        time.sleep(0.05 * (number == 0))
+        return number
+
+    data = tf.data.Dataset.range(4).map(
+        lambda number: tf.numpy_function(wait, [number], tf.int64), 4, False
+    )
+    assert list(data.as_numpy_iterator()) == [0, 1, 2, 3]
     tf.config.experimental.enable_op_determinism()
     for own in (
         tf.distribute.MirroredStrategy(),
