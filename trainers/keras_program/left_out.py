@@ -63,8 +63,11 @@ _VARIABLES: Mapping[str, tuple[str | None, str]] = {
 }
 
 
-class _LeftOut:
+class _LeftOut(tf.distribute.Strategy):
     """Stands for a strategy that a program makes: its scope has no effect.
+
+    It has the other methods of TensorFlow's default strategy, with one replica, which
+    gets whole batches.
 
     Attributes:
       num_replicas_in_sync: Number of replicas that the strategy would have on this
@@ -74,20 +77,35 @@ class _LeftOut:
         one machine, where programs ask it whether to write; None of the others.
     """
 
-    num_replicas_in_sync: int
+    num_replicas_in_sync: int = 1
     cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None
+
+    def __init__(self, default: tf.distribute.Strategy, warn: Warn):
+        """Has one replica, that of the default strategy."""
+        super().__init__(default.extended)
+        self._warn = warn
 
     def scope(self) -> contextlib.AbstractContextManager[_LeftOut]:
         """Returns a scope in which variables belong to no strategy."""
         return contextlib.nullcontext(self)
 
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):
-            raise AttributeError(name)
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls a function once, with what all replicas would have got."""
+        if self.num_replicas_in_sync > 1:
+            self._warn(
+                f"the program calls run of a {type(self).__name__}: here it calls the "
+                "function once, with a whole batch, and not with one for each of "
+                f"{self.num_replicas_in_sync} replicas. Divide no mean over a batch by "
+                "num_replicas_in_sync"
+            )
+        return super().run(*args, **kwargs)
+
+    @property
+    def _cluster_coordinator(self) -> NoReturn:
+        # TensorFlow asks for it first.
         raise UsageError(
-            f"the program uses {name!r} of a {type(self).__name__} of its own: "
-            "--strategy chooses how fit is distributed, and only scope(), "
-            "num_replicas_in_sync and cluster_resolver can stay."
+            "the program makes a ClusterCoordinator, whose loop is not taken over: "
+            "call keras.Model.fit, which --strategy=parameter_server trains."
         )
 
 
@@ -124,14 +142,16 @@ def settings_left_out(warn: Warn) -> Iterator[None]:
     A warning is printed where the program uses one of them.
     """
     with contextlib.ExitStack() as block:
+        default = tf.distribute.get_strategy()
         for place, names in _STRATEGIES:
             block.enter_context(
-                replaced(place, names, lambda name, _: _stand_in(name, warn))
+                replaced(place, names, lambda name, _: _stand_in(name, default, warn))
             )
         # Programs take it where they find no TPU. TensorFlow refuses another strategy
         # within its scope.
-        default = type(tf.distribute.get_strategy())
-        block.enter_context(replaced(default, ["scope"], lambda *_: _without_scope))
+        block.enter_context(
+            replaced(type(default), ["scope"], lambda *_: _without_scope)
+        )
         for path, reason in _SETTINGS.items():
             package, *modules, name = path.split(".")
             place = functools.reduce(getattr, modules, _PACKAGES[package])
@@ -192,10 +212,11 @@ class _Devices:
         return sum(self._divided.get(device.name, 1) for device in devices)
 
 
-def _stand_in(name: str, warn: Warn) -> type[_LeftOut]:
+def _stand_in(name: str, default: tf.distribute.Strategy, warn: Warn) -> type[_LeftOut]:
     def __init__(
         self: _LeftOut, devices: Any = None, *args: Any, **kwargs: Any
     ) -> None:
+        _LeftOut.__init__(self, default, warn)
         # Of the arguments of the strategies most have no effect.
         devices = kwargs.get("compute_devices", devices)
         count = max(len(tf.config.list_physical_devices("GPU")), 1)

@@ -181,6 +181,40 @@ def test_what_flags_decide_is_left_out_of_a_program(
     with tf.distribute.get_strategy().scope():
         for _ in range(2):
             model.fit(x, y, batch_size=size)
+
+    # What programs evaluate by.
+    own = tf.distribute.MirroredStrategy()
+    assert isinstance(own, tf.distribute.Strategy)
+    batches = own.distribute_datasets_from_function(
+        lambda context: tf.data.Dataset.from_tensor_slices((x, y)).batch(
+            context.get_per_replica_batch_size(20)
+        )
+    )
+    batches = own.experimental_distribute_dataset(batches)
+    model.fit(batches)
+
+    def loss_of(inputs, labels):
+        predicted = model(inputs)[:, 0]
+        if tf.reduce_any(tf.math.is_nan(predicted)):
+            predicted = tf.zeros_like(predicted)
+        losses = tf.square(predicted - tf.cast(labels, tf.float32))
+        return tf.nn.compute_average_loss(losses) + losses, losses
+
+    @tf.function
+    def evaluate(batch):
+        loss, losses = own.run(loss_of, args=batch)
+        loss = own.reduce("MEAN", loss, axis=0) / 2
+        return loss, *own.experimental_local_results(own.gather(losses, axis=0))
+
+    losses, each = zip(*map(evaluate, batches))
+    expected = model.evaluate(x, y, verbose=0)
+    np.testing.assert_allclose([np.mean(losses), np.mean(each)], expected, rtol=1e-5)
+    (value,) = own.experimental_local_results(
+        own.experimental_distribute_values_from_function(lambda context: 3)
+    )
+    assert value == 3
+    many = tf.distribute.MirroredStrategy(["GPU:0", "GPU:1"])
+    assert many.run(tf.nn.compute_average_loss, args=([1.0, 3.0],)) == 2
     """
     done = _run(tmp_path, text, *strategy)
     assert done.returncode == 0, done.stderr
@@ -188,7 +222,8 @@ def test_what_flags_decide_is_left_out_of_a_program(
     sizes = [line for line in done.stdout.splitlines() if line.startswith("size")]
     assert sizes == [f"size {n}" for n in (10, 20, 30, 10, 10, 20, 10, 10)]
     assert done.stderr.count("makes a MirroredStrategy") == 3
-    assert processes.result_of(tmp_path / "run")["steps"] == 12
+    assert processes.result_of(tmp_path / "run")["steps"] == 15
+    assert done.stderr.count("calls run of a MirroredStrategy") == 1
     settings = [line for line in done.stderr.splitlines() if "tf.config." in line]
     assert len(settings) == 4, done.stderr
     assert all("which has no effect" in line for line in settings)
