@@ -18,11 +18,15 @@ from trainers.keras_program.fit_arguments import FitArguments
 
 Warn = Callable[[str], None]
 
-# Strategies by the modules that have them: some are in two, as different classes.
-_OF_CLUSTERS = ("MultiWorkerMirroredStrategy", "ParameterServerStrategy")
+# Some are at two places, as different classes.
 _STRATEGIES = (
-    (tf.distribute, ("MirroredStrategy", "OneDeviceStrategy", *_OF_CLUSTERS)),
-    (tf.distribute.experimental, ("CentralStorageStrategy", *_OF_CLUSTERS)),
+    "tf.distribute.MirroredStrategy",
+    "tf.distribute.OneDeviceStrategy",
+    "tf.distribute.MultiWorkerMirroredStrategy",
+    "tf.distribute.ParameterServerStrategy",
+    "tf.distribute.experimental.CentralStorageStrategy",
+    "tf.distribute.experimental.MultiWorkerMirroredStrategy",
+    "tf.distribute.experimental.ParameterServerStrategy",
 )
 
 # Functions that raise an error once TensorFlow has started, as it has before a program
@@ -51,7 +55,7 @@ _SETTINGS: Mapping[str, str] = {
     # Keras would be imported anew, with a `fit` that is not taken over.
     "keras.config.set_backend": _BY_TENSORFLOW,
 }
-_PACKAGES = {"tf": tf, "keras": keras}
+_PACKAGES = {"tf": (tf, tf.compat.v2, tf.compat.v1), "keras": (keras,)}
 
 # Variables of the environment that TensorFlow and Keras have read before a program
 # runs, the value of each that changes nothing, and the reason for the others.
@@ -141,32 +145,38 @@ def settings_left_out(warn: Warn) -> Iterator[None]:
 
     A warning is printed where the program uses one of them.
     """
+    default, devices = tf.distribute.get_strategy(), _Devices()
+    replacements: list[tuple[str, Callable[[str, Any], Any]]] = [
+        *((path, lambda n, _: _stand_in(n, default, warn)) for path in _STRATEGIES),
+        *(
+            (path, functools.partial(_without_effect, warn, path, reason))
+            for path, reason in _SETTINGS.items()
+        ),
+        ("tf.config.set_logical_device_configuration", devices.dividing),
+        ("tf.config.experimental.set_virtual_device_configuration", devices.dividing),
+        ("tf.config.list_logical_devices", devices.listing),
+        ("tf.config.experimental.list_logical_devices", devices.listing),
+    ]
     with contextlib.ExitStack() as block:
-        default = tf.distribute.get_strategy()
-        for place, names in _STRATEGIES:
-            block.enter_context(
-                replaced(place, names, lambda name, _: _stand_in(name, default, warn))
-            )
+        for path, replacement in replacements:
+            for place, name in _places(path):
+                block.enter_context(replaced(place, [name], replacement))
         # Programs take it where they find no TPU. TensorFlow refuses another strategy
         # within its scope.
         block.enter_context(
             replaced(type(default), ["scope"], lambda *_: _without_scope)
         )
-        for path, reason in _SETTINGS.items():
-            package, *modules, name = path.split(".")
-            place = functools.reduce(getattr, modules, _PACKAGES[package])
-            words = f"the program calls {path}, which has no effect: {reason}"
-            function = functools.partial(_without_effect, warn, words)
-            block.enter_context(replaced(place, [name], function))
-        devices, experimental = _Devices(), tf.config.experimental
-        for place, name, replacement in (
-            (tf.config, "set_logical_device_configuration", devices.dividing),
-            (experimental, "set_virtual_device_configuration", devices.dividing),
-            (tf.config, "list_logical_devices", devices.listing),
-            (experimental, "list_logical_devices", devices.listing),
-        ):
-            block.enter_context(replaced(place, [name], replacement))
         yield
+
+
+def _places(path: str) -> Iterator[tuple[Any, str]]:
+    """Yields modules that have what a path names, and its name there."""
+    package, *modules, name = path.split(".")
+    for root in _PACKAGES[package]:
+        place = functools.reduce(getattr, modules, root)
+        # tf.compat.v1 is without some.
+        if hasattr(place, name):
+            yield place, name
 
 
 class _Devices:
@@ -246,10 +256,10 @@ def _without_scope(strategy: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 def _without_effect(
-    warn: Warn, words: str, name: str, function: Callable[..., Any]
+    warn: Warn, path: str, reason: str, name: str, function: Callable[..., Any]
 ) -> Callable[..., None]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> None:
-        warn(words)
+        warn(f"the program calls {path}, which has no effect: {reason}")
 
     return call

@@ -139,7 +139,7 @@ def test_what_flags_decide_is_left_out_of_a_program(
 
     os.environ.update(KERAS_BACKEND="jax", CUDA_VISIBLE_DEVICES="1")
     os.environ["TF_USE_LEGACY_KERAS"] = "0"
-    tf.config.threading.set_intra_op_parallelism_threads(2)
+    tf.compat.v2.config.threading.set_intra_op_parallelism_threads(2)
     tf.config.set_visible_devices([], "GPU")
     (cpu,) = tf.config.list_logical_devices("CPU")
     tf.config.set_logical_device_configuration(
@@ -166,7 +166,7 @@ def test_what_flags_decide_is_left_out_of_a_program(
         tf.distribute.experimental.CentralStorageStrategy(
             compute_devices=["GPU:0", "GPU:1"]
         ),
-        tf.distribute.experimental.MultiWorkerMirroredStrategy(),
+        tf.compat.v2.distribute.experimental.MultiWorkerMirroredStrategy(),
         tf.distribute.experimental.ParameterServerStrategy(
             tf.distribute.cluster_resolver.TFConfigClusterResolver()
         ),
@@ -183,7 +183,7 @@ def test_what_flags_decide_is_left_out_of_a_program(
             model.fit(x, y, batch_size=size)
 
     # What programs evaluate by.
-    own = tf.distribute.MirroredStrategy()
+    own = tf.compat.v1.distribute.MirroredStrategy()
     assert isinstance(own, tf.distribute.Strategy)
     batches = own.distribute_datasets_from_function(
         lambda context: tf.data.Dataset.from_tensor_slices((x, y)).batch(
@@ -539,16 +539,17 @@ def test_epochs_are_counted_as_the_program_counts_them(tmp_path: pathlib.Path) -
             ("fit in a thread",),
         ),
         (
-            "import tensorflow as tf\n"
-            "own = tf.compat.v1.distribute.experimental.CentralStorageStrategy()\n"
+            "from tensorflow.python.distribute import mirrored_strategy\n"
+            "own = mirrored_strategy.MirroredStrategy()\n"
             "with own.scope():\n  m = keras.Sequential([keras.layers.Dense(1)])\n"
             "  m.compile('sgd', 'mse')\nm.fit(x, y)",
-            ("CentralStorageStrategyV1 of its own", "--strategy"),
+            ("MirroredStrategy of its own", "--strategy"),
         ),
         (
             "import tensorflow as tf\n"
-            "tf.distribute.MirroredStrategy().run(lambda: None)",
-            ("'run' of a MirroredStrategy", "--strategy"),
+            "own = tf.distribute.MirroredStrategy()\n"
+            "tf.distribute.coordinator.ClusterCoordinator(own)",
+            ("a ClusterCoordinator", "--strategy=parameter_server"),
         ),
         (
             "class Largest(keras.metrics.Metric):\n"
