@@ -179,9 +179,16 @@ class ChiefCallbacks:
             ):
                 getattr(self._all, moment)(*arguments)
         except UsageError as error:
-            if isinstance(error.__cause__, Exception):
-                raise CallbackError(str(error), error.__cause__) from error.__cause__
-            raise
+            if not isinstance(error.__cause__, Exception):
+                raise
+            message = str(error)
+            if self._loops_together:
+                message += (
+                    f" Under --strategy={self._parts.config.strategy.strategy} the "
+                    "program cannot catch it, because other workers are still in this "
+                    "fit: mirrored, tower and parameter_server let it."
+                )
+            raise CallbackError(message, error.__cause__) from error.__cause__
         shuffled = having_shuffles(read, self.shuffles)
         if moment == "on_train_end":
             self.read_at_end += shuffled

@@ -18,11 +18,15 @@ from trainers.keras_program.fit_arguments import FitArguments
 
 Warn = Callable[[str], None]
 
-# Strategies by the modules that have them: some are in two, as different classes.
-_OF_CLUSTERS = ("MultiWorkerMirroredStrategy", "ParameterServerStrategy")
+# Some are at two places, as different classes.
 _STRATEGIES = (
-    (tf.distribute, ("MirroredStrategy", "OneDeviceStrategy", *_OF_CLUSTERS)),
-    (tf.distribute.experimental, ("CentralStorageStrategy", *_OF_CLUSTERS)),
+    "tf.distribute.MirroredStrategy",
+    "tf.distribute.OneDeviceStrategy",
+    "tf.distribute.MultiWorkerMirroredStrategy",
+    "tf.distribute.ParameterServerStrategy",
+    "tf.distribute.experimental.CentralStorageStrategy",
+    "tf.distribute.experimental.MultiWorkerMirroredStrategy",
+    "tf.distribute.experimental.ParameterServerStrategy",
 )
 
 # Functions that raise an error once TensorFlow has started, as it has before a program
@@ -51,7 +55,7 @@ _SETTINGS: Mapping[str, str] = {
     # Keras would be imported anew, with a `fit` that is not taken over.
     "keras.config.set_backend": _BY_TENSORFLOW,
 }
-_PACKAGES = {"tf": tf, "keras": keras}
+_PACKAGES = {"tf": (tf, tf.compat.v2, tf.compat.v1), "keras": (keras,)}
 
 # Variables of the environment that TensorFlow and Keras have read before a program
 # runs, the value of each that changes nothing, and the reason for the others.
@@ -63,8 +67,11 @@ _VARIABLES: Mapping[str, tuple[str | None, str]] = {
 }
 
 
-class _LeftOut:
+class _LeftOut(tf.distribute.Strategy):
     """Stands for a strategy that a program makes: its scope has no effect.
+
+    It has the other methods of TensorFlow's default strategy, with one replica, which
+    gets whole batches.
 
     Attributes:
       num_replicas_in_sync: Number of replicas that the strategy would have on this
@@ -74,20 +81,35 @@ class _LeftOut:
         one machine, where programs ask it whether to write; None of the others.
     """
 
-    num_replicas_in_sync: int
+    num_replicas_in_sync: int = 1
     cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None
+
+    def __init__(self, default: tf.distribute.Strategy, warn: Warn):
+        """Has one replica, that of the default strategy."""
+        super().__init__(default.extended)
+        self._warn = warn
 
     def scope(self) -> contextlib.AbstractContextManager[_LeftOut]:
         """Returns a scope in which variables belong to no strategy."""
         return contextlib.nullcontext(self)
 
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):
-            raise AttributeError(name)
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls a function once, with what all replicas would have got."""
+        if self.num_replicas_in_sync > 1:
+            self._warn(
+                f"the program calls run of a {type(self).__name__}: here it calls the "
+                "function once, with a whole batch, and not with one for each of "
+                f"{self.num_replicas_in_sync} replicas. Divide no mean over a batch by "
+                "num_replicas_in_sync"
+            )
+        return super().run(*args, **kwargs)
+
+    @property
+    def _cluster_coordinator(self) -> NoReturn:
+        # TensorFlow asks for it first.
         raise UsageError(
-            f"the program uses {name!r} of a {type(self).__name__} of its own: "
-            "--strategy chooses how fit is distributed, and only scope(), "
-            "num_replicas_in_sync and cluster_resolver can stay."
+            "the program makes a ClusterCoordinator, whose loop is not taken over: "
+            "call keras.Model.fit, which --strategy=parameter_server trains."
         )
 
 
@@ -123,35 +145,96 @@ def settings_left_out(warn: Warn) -> Iterator[None]:
 
     A warning is printed where the program uses one of them.
     """
+    default, devices = tf.distribute.get_strategy(), _Devices()
+    replacements: list[tuple[str, Callable[[str, Any], Any]]] = [
+        *((path, lambda n, _: _stand_in(n, default, warn)) for path in _STRATEGIES),
+        *(
+            (path, functools.partial(_without_effect, warn, path, reason))
+            for path, reason in _SETTINGS.items()
+        ),
+        ("tf.config.set_logical_device_configuration", devices.dividing),
+        ("tf.config.experimental.set_virtual_device_configuration", devices.dividing),
+        ("tf.config.list_logical_devices", devices.listing),
+        ("tf.config.experimental.list_logical_devices", devices.listing),
+    ]
     with contextlib.ExitStack() as block:
-        for place, names in _STRATEGIES:
-            block.enter_context(
-                replaced(place, names, lambda name, _: _stand_in(name, warn))
-            )
+        for path, replacement in replacements:
+            for place, name in _places(path):
+                block.enter_context(replaced(place, [name], replacement))
         # Programs take it where they find no TPU. TensorFlow refuses another strategy
         # within its scope.
-        default = type(tf.distribute.get_strategy())
-        block.enter_context(replaced(default, ["scope"], lambda *_: _without_scope))
-        for path, reason in _SETTINGS.items():
-            package, *modules, name = path.split(".")
-            place = functools.reduce(getattr, modules, _PACKAGES[package])
-            words = f"the program calls {path}, which has no effect: {reason}"
-            function = functools.partial(_without_effect, warn, words)
-            block.enter_context(replaced(place, [name], function))
+        block.enter_context(
+            replaced(type(default), ["scope"], lambda *_: _without_scope)
+        )
         yield
 
 
-def _stand_in(name: str, warn: Warn) -> type[_LeftOut]:
+def _places(path: str) -> Iterator[tuple[Any, str]]:
+    """Yields modules that have what a path names, and its name there."""
+    package, *modules, name = path.split(".")
+    for root in _PACKAGES[package]:
+        place = functools.reduce(getattr, modules, root)
+        # tf.compat.v1 is without some.
+        if hasattr(place, name):
+            yield place, name
+
+
+class _Devices:
+    """Logical devices that a program would have without a run.
+
+    The run's own depend on --strategy and its replicas. Programs make a strategy of
+    the listed devices, and multiply their batch size by its number of replicas.
+    """
+
+    def __init__(self) -> None:
+        """No device is divided."""
+        self._divided: dict[str, int] = {}
+
+    def dividing(
+        self, _: str, without_effect: Callable[..., None]
+    ) -> Callable[..., None]:
+        """Returns a setting that notes into how many devices it would divide one."""
+
+        @functools.wraps(without_effect)
+        def divide(device: Any, logical_devices: Any) -> None:
+            without_effect(device, logical_devices)
+            self._divided[device.name] = len(logical_devices or [None])
+
+        return divide
+
+    def listing(self, _: str, usual: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns what replaces `tf.config.list_logical_devices`."""
+
+        @functools.wraps(usual)
+        def list_logical_devices(device_type: str | None = None) -> list[Any]:
+            # Keras asks for GPUs to choose operations: none that a flag hides.
+            kinds = dict.fromkeys(one.device_type for one in usual(device_type))
+            return [
+                tf.config.LogicalDevice(f"/device:{kind}:{number}", kind)
+                for kind in kinds
+                for number in range(self._count(kind))
+            ]
+
+        return list_logical_devices
+
+    def _count(self, kind: str) -> int:
+        devices = tf.config.list_physical_devices(kind)
+        return sum(self._divided.get(device.name, 1) for device in devices)
+
+
+def _stand_in(name: str, default: tf.distribute.Strategy, warn: Warn) -> type[_LeftOut]:
     def __init__(
         self: _LeftOut, devices: Any = None, *args: Any, **kwargs: Any
     ) -> None:
+        _LeftOut.__init__(self, default, warn)
         # Of the arguments of the strategies most have no effect.
         devices = kwargs.get("compute_devices", devices)
         count = max(len(tf.config.list_physical_devices("GPU")), 1)
         if name == "OneDeviceStrategy":
             count = 1
         elif isinstance(devices, Sequence) and not isinstance(devices, str):
-            count = len(devices)
+            # As TensorFlow takes an empty list.
+            count = len(devices) or count
         self.num_replicas_in_sync = count
         if name == "MultiWorkerMirroredStrategy":
             self.cluster_resolver = (
@@ -173,10 +256,10 @@ def _without_scope(strategy: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 def _without_effect(
-    warn: Warn, words: str, name: str, function: Callable[..., Any]
+    warn: Warn, path: str, reason: str, name: str, function: Callable[..., Any]
 ) -> Callable[..., None]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> None:
-        warn(words)
+        warn(f"the program calls {path}, which has no effect: {reason}")
 
     return call

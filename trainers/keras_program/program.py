@@ -1,6 +1,5 @@
 """Execution of a Keras program, whose calls of `fit` the strategy of the run trains."""
 
-import contextlib
 import dataclasses
 import functools
 import os
@@ -122,8 +121,9 @@ class Program:
                 variables_as_numbers(),
                 self._variables.noted(),
                 self._traced.noted(),
-                # Each task reads all data, and takes its rows by their numbers.
-                orders_kept() if self._loops_together else contextlib.nullcontext(),
+                # Every strategy gets the same examples. Tasks that each read all data
+                # take their rows by their numbers.
+                orders_kept(),
                 after_cleared_sessions(self._begin_session),
             ):
                 run_script(self._path, arguments)

@@ -1,9 +1,10 @@
 """Private names of the data that `fit` takes."""
 
+import contextlib
 import functools
 import itertools
 import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ from tensorflow.python.data.ops import (
     unbatch_op,
     window_op,
 )
-from tensorflow.python.ops import gen_dataset_ops
+from tensorflow.python.ops import gen_dataset_ops, gen_experimental_dataset_ops
 
 from strategies.common.private_apis.replaced import replaced
 
@@ -168,28 +169,41 @@ def iterated(found: list[tf.data.Dataset]) -> AbstractContextManager[None]:
     return replaced(iterator_ops.OwnedIterator, ["_create_iterator"], noting)
 
 
-def orders_kept() -> AbstractContextManager[None]:
+@contextlib.contextmanager
+def orders_kept() -> Iterator[None]:
     """Lets data sets that are made in the block give their elements in order.
 
-    With `deterministic=False`, `map`, `interleave` and `batch` give what threads have
-    computed first.
+    With `deterministic=False`, as an argument or in the options of a data set, parallel
+    transformations give what threads have computed first. Options change only those
+    that are made without the argument.
     """
 
     def in_order(_: str, make: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(make)
-        def make_in_order(*args: Any, deterministic: str, **kwargs: Any) -> Any:
-            if deterministic == "false":
-                deterministic = "true"
-            return make(*args, deterministic=deterministic, **kwargs)
+        def make_in_order(*args: Any, **kwargs: Any) -> Any:
+            return make(*args, **kwargs | {"deterministic": "true"})
 
         return make_in_order
 
-    return replaced(gen_dataset_ops, _PARALLEL, in_order)
+    with contextlib.ExitStack() as block:
+        for place, names in _PARALLEL:
+            block.enter_context(replaced(place, names, in_order))
+        yield
 
 
 _PARALLEL = (
-    *("parallel_map_dataset_v2", "parallel_interleave_dataset_v4"),
-    "parallel_batch_dataset",
+    (
+        gen_dataset_ops,
+        (
+            *("parallel_map_dataset_v2", "parallel_interleave_dataset_v4"),
+            "parallel_batch_dataset",
+        ),
+    ),
+    # Of tf.data.experimental: parallel_interleave, make_csv_dataset and the like.
+    (
+        gen_experimental_dataset_ops,
+        ("legacy_parallel_interleave_dataset_v2", "parse_example_dataset_v2"),
+    ),
 )
 
 # Transformations that make batches, and ones whose elements are no batches.

@@ -129,27 +129,44 @@ def test_what_flags_decide_is_left_out_of_a_program(
 ) -> None:
     """The program is the one of Keras's guide to training with tf.distribute.
 
-    Of its settings of TensorFlow two would raise an error here, and one would forbid
+    Of its settings of TensorFlow three would raise an error here, and one would forbid
     tf.timestamp.
     """
     text = """
     import os
+    import time
     import tensorflow as tf
 
     os.environ.update(KERAS_BACKEND="jax", CUDA_VISIBLE_DEVICES="1")
     os.environ["TF_USE_LEGACY_KERAS"] = "0"
-    tf.config.threading.set_intra_op_parallelism_threads(2)
+    tf.compat.v2.config.threading.set_intra_op_parallelism_threads(2)
     tf.config.set_visible_devices([], "GPU")
+    (cpu,) = tf.config.list_logical_devices("CPU")
+    tf.config.set_logical_device_configuration(
+        *tf.config.list_physical_devices("CPU"),
+        [tf.config.LogicalDeviceConfiguration()] * 3,
+    )
     keras.config.set_backend("jax")
+
+    def wait(number):
+        time.sleep(0.05 * (number == 0))
+        return number
+
+    data = tf.data.Dataset.range(4).map(
+        lambda number: tf.numpy_function(wait, [number], tf.int64), 4, False
+    )
+    assert list(data.as_numpy_iterator()) == [0, 1, 2, 3]
     tf.config.experimental.enable_op_determinism()
     for own in (
         tf.distribute.MirroredStrategy(),
         tf.distribute.MirroredStrategy(["GPU:0", "GPU:1"]),
+        tf.distribute.MirroredStrategy(tf.config.list_logical_devices("CPU")),
+        tf.distribute.MirroredStrategy(tf.config.list_logical_devices("GPU")),
         tf.distribute.OneDeviceStrategy("GPU:0"),
         tf.distribute.experimental.CentralStorageStrategy(
             compute_devices=["GPU:0", "GPU:1"]
         ),
-        tf.distribute.experimental.MultiWorkerMirroredStrategy(),
+        tf.compat.v2.distribute.experimental.MultiWorkerMirroredStrategy(),
         tf.distribute.experimental.ParameterServerStrategy(
             tf.distribute.cluster_resolver.TFConfigClusterResolver()
         ),
@@ -164,16 +181,51 @@ def test_what_flags_decide_is_left_out_of_a_program(
     with tf.distribute.get_strategy().scope():
         for _ in range(2):
             model.fit(x, y, batch_size=size)
+
+    # What programs evaluate by.
+    own = tf.compat.v1.distribute.MirroredStrategy()
+    assert isinstance(own, tf.distribute.Strategy)
+    batches = own.distribute_datasets_from_function(
+        lambda context: tf.data.Dataset.from_tensor_slices((x, y)).batch(
+            context.get_per_replica_batch_size(20)
+        )
+    )
+    batches = own.experimental_distribute_dataset(batches)
+    model.fit(batches)
+
+    def loss_of(inputs, labels):
+        predicted = model(inputs)[:, 0]
+        if tf.reduce_any(tf.math.is_nan(predicted)):
+            predicted = tf.zeros_like(predicted)
+        losses = tf.square(predicted - tf.cast(labels, tf.float32))
+        return tf.nn.compute_average_loss(losses) + losses, losses
+
+    @tf.function
+    def evaluate(batch):
+        loss, losses = own.run(loss_of, args=batch)
+        loss = own.reduce("MEAN", loss, axis=0) / 2
+        return loss, *own.experimental_local_results(own.gather(losses, axis=0))
+
+    losses, each = zip(*map(evaluate, batches))
+    expected = model.evaluate(x, y, verbose=0)
+    np.testing.assert_allclose([np.mean(losses), np.mean(each)], expected, rtol=1e-5)
+    (value,) = own.experimental_local_results(
+        own.experimental_distribute_values_from_function(lambda context: 3)
+    )
+    assert value == 3
+    many = tf.distribute.MirroredStrategy(["GPU:0", "GPU:1"])
+    assert many.run(tf.nn.compute_average_loss, args=([1.0, 3.0],)) == 2
     """
     done = _run(tmp_path, text, *strategy)
     assert done.returncode == 0, done.stderr
     # For any number of replicas of --strategy.
     sizes = [line for line in done.stdout.splitlines() if line.startswith("size")]
-    assert sizes == [f"size {n}" for n in (10, 20, 10, 20, 10, 10)]
-    assert done.stderr.count("makes a MirroredStrategy") == 2
-    assert processes.result_of(tmp_path / "run")["steps"] == 12
+    assert sizes == [f"size {n}" for n in (10, 20, 30, 10, 10, 20, 10, 10)]
+    assert done.stderr.count("makes a MirroredStrategy") == 3
+    assert processes.result_of(tmp_path / "run")["steps"] == 15
+    assert done.stderr.count("calls run of a MirroredStrategy") == 1
     settings = [line for line in done.stderr.splitlines() if "tf.config." in line]
-    assert len(settings) == 3, done.stderr
+    assert len(settings) == 4, done.stderr
     assert all("which has no effect" in line for line in settings)
     assert done.stderr.count("keras.config.set_backend, which has no effect") == 1
     assert "--set=threads.intra_op_threads" in done.stderr
@@ -487,16 +539,17 @@ def test_epochs_are_counted_as_the_program_counts_them(tmp_path: pathlib.Path) -
             ("fit in a thread",),
         ),
         (
-            "import tensorflow as tf\n"
-            "own = tf.compat.v1.distribute.experimental.CentralStorageStrategy()\n"
+            "from tensorflow.python.distribute import mirrored_strategy\n"
+            "own = mirrored_strategy.MirroredStrategy()\n"
             "with own.scope():\n  m = keras.Sequential([keras.layers.Dense(1)])\n"
             "  m.compile('sgd', 'mse')\nm.fit(x, y)",
-            ("CentralStorageStrategyV1 of its own", "--strategy"),
+            ("MirroredStrategy of its own", "--strategy"),
         ),
         (
             "import tensorflow as tf\n"
-            "tf.distribute.MirroredStrategy().run(lambda: None)",
-            ("'run' of a MirroredStrategy", "--strategy"),
+            "own = tf.distribute.MirroredStrategy()\n"
+            "tf.distribute.coordinator.ClusterCoordinator(own)",
+            ("a ClusterCoordinator", "--strategy=parameter_server"),
         ),
         (
             "class Largest(keras.metrics.Metric):\n"

@@ -374,6 +374,7 @@ def test_errors_of_callbacks_end_several_workers(tmp_path: pathlib.Path) -> None
     done = processes.run(*words, folder=tmp_path)
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("error: on_epoch_end of a callback failed (Pruned") == 1
+    assert "Under --strategy=multi_worker_mirrored the program cannot" in done.stderr
 
 
 _PLAIN = """

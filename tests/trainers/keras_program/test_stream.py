@@ -398,7 +398,9 @@ def test_asynchronous_towers_do_not_read_streams(streamed: str) -> None:
 
 
 @pytest.mark.parametrize("is_inside", [False, True])
-@pytest.mark.parametrize("made_by", ["map", "interleave", "batch"])
+@pytest.mark.parametrize(
+    "made_by", ["map", "interleave", "batch", "options", "parallel_interleave"]
+)
 def test_orders_of_elements_are_kept(made_by: str, is_inside: bool) -> None:
     """Workers that each read all data need one order; here the first is the slowest."""
 
@@ -415,9 +417,19 @@ def test_orders_of_elements_are_kept(made_by: str, is_inside: bool) -> None:
             return data.map(slow, *anyhow)
         if made_by == "batch":
             return data.map(slow).batch(1, False, *anyhow).unbatch()
-        return data.interleave(
-            lambda number: tf.data.Dataset.from_tensors(number).map(slow), 4, 1, *anyhow
-        )
+        if made_by == "options":
+            options = tf.data.Options()
+            options.deterministic = False
+            return data.map(slow, 4).with_options(options)
+
+        def part(number: tf.Tensor) -> tf.data.Dataset:
+            return tf.data.Dataset.from_tensors(number).map(slow)
+
+        if made_by == "parallel_interleave":
+            return data.apply(
+                tf.data.experimental.parallel_interleave(part, 4, sloppy=True)
+            )
+        return data.interleave(part, 4, 1, *anyhow)
 
     with orders_kept():
         one = tf.data.Dataset.range(1).flat_map(lambda _: made())
