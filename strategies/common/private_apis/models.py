@@ -67,6 +67,31 @@ def set_trainable_flags(model: keras.Model, flags: TrainableFlags) -> None:
         weight.trainable = flag
 
 
+@contextlib.contextmanager
+def trainable_as(model: keras.Model, flags: TrainableFlags) -> Iterator[None]:
+    """Gives the layers and weights of a model some flags inside the block."""
+    # Threads of replicas take turns in the block where a layer sums over replicas: the
+    # first one has seen what is outside.
+    key = "_flags_outside"
+    is_first = key not in vars(model)
+    outside = vars(model).setdefault(key, trainable_flags(model))
+    set_trainable_flags(model, flags)
+    try:
+        yield
+    finally:
+        set_trainable_flags(model, outside)
+        if is_first:
+            del vars(model)[key]
+
+
+def made_to_be_trained(model: keras.Model) -> list[keras.Variable]:
+    """Returns all weights that were made trainable; some may be frozen now.
+
+    `trainable_weights` has none of a frozen layer (keras/src/layers/layer.py).
+    """
+    return [v for layer in flat_layers(model) for v in layer._trainable_variables]
+
+
 def compiled_state(model: keras.Model) -> Any:
     """Returns an object of a compiled model, which `compile` makes anew.
 

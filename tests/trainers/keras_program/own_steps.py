@@ -260,7 +260,7 @@ class Turns(keras.Model):
 
 
 class Clipped(Adversaries):
-    """Keeps the weights of its critic small, which it assigns after each update."""
+    """Keeps the weights of its critic small, and freezes it where the other learns."""
 
     def train_step(self, data):
         real, drawn = data["real"], data["noise"]
@@ -268,15 +268,18 @@ class Clipped(Adversaries):
             with tf.GradientTape() as tape:
                 fake = self.critic(self.generator(drawn, training=True), training=True)
                 critic_loss = ops.mean(fake) - ops.mean(self.critic(real))
+            # After the first step it is frozen.
+            self.critic.trainable = True
             weights = self.critic.trainable_variables
             gradients = tape.gradient(critic_loss, weights)
             self.critic_optimizer.apply_gradients(zip(gradients, weights, strict=True))
             for weight in weights:
                 weight.assign(ops.clip(weight, -0.2, 0.2))
+        self.critic.trainable = False
         with tf.GradientTape() as tape:
             fake = self.critic(self.generator(drawn, training=True), training=True)
             generator_loss = -ops.mean(fake)
-        weights = self.generator.trainable_variables
+        weights = self.trainable_variables
         gradients = tape.gradient(generator_loss, weights)
         self.generator_optimizer.apply_gradients(zip(gradients, weights, strict=True))
         self.trackers[0].update_state(critic_loss)

@@ -12,6 +12,11 @@ import tensorflow as tf
 
 from models.objective import LATEST, Summed, Values, as_logs, separated
 from strategies.common.errors import UsageError
+from strategies.common.private_apis.models import (
+    TrainableFlags,
+    made_to_be_trained,
+    trainable_as,
+)
 from strategies.common.types import Batch
 from trainers.user_code import kind_of
 from trainers.user_code.counting_metric import change_of, total_of
@@ -52,6 +57,7 @@ class ModelStep:
       model: Model.
       name: Name of the method.
       metrics: Metrics that the method may update.
+      trainable: Flags that the method begins with; it may set some.
       sources: Result of a metric, or computation of several, for each reported name;
         None for any other number.
       summed: Reported names of numbers that are sums over examples, and not means.
@@ -60,6 +66,7 @@ class ModelStep:
     model: keras.Model
     name: str
     metrics: Sequence[OwnMetric]
+    trainable: TrainableFlags
     sources: Mapping[str, Result | Computed | None] = dataclasses.field(
         default_factory=dict
     )
@@ -86,10 +93,11 @@ class ModelStep:
         ]
         # Every step begins with empty metrics, so that shards add up over replicas and
         # steps, and no replica writes a variable.
-        trained = self.model.trainable_variables
+        trained = made_to_be_trained(self.model)
         values = [*metrics, *mapped]
         logs = None
         with (
+            trainable_as(self.model, self.trainable),
             UpdateCatcher(values, scale, former, trained, num_updates) as scope,
             contextlib.suppress(StepLeft),
         ):
@@ -219,7 +227,8 @@ def regularized_weights(model: keras.Model) -> list[tuple[keras.Variable, Any]]:
     """
     return [
         (variable, variable.value)
-        for variable in model.trainable_variables
+        # A step may train what is frozen at its beginning.
+        for variable in made_to_be_trained(model)
         if variable.regularizer is not None
     ]
 

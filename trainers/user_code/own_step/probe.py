@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
+from strategies.common.private_apis.models import trainable_flags
 from strategies.common.text import NUMBER_MATTERS
 from strategies.common.types import Batch
 from trainers.user_code.checks import has_own_step
@@ -21,6 +22,7 @@ from trainers.user_code.own_step.model_step import (
     ModelStep,
     OwnMetric,
     all_metrics,
+    as_fit_has_it,
 )
 from trainers.user_code.own_step.objective import OwnStep, OwnUpdate, passes_of
 from trainers.user_code.own_step.observation import (
@@ -145,10 +147,11 @@ def _build(model: keras.Model, few: Batch) -> None:
     """Makes the variables of layers, metrics and optimizers as `fit` does.
 
     `fit` makes them when it traces its first step; nothing is computed or updated.
+    Then it traces the step again, with what the first trace left as `trainable`.
     """
-    step = ModelStep(model=model, name="train_step", metrics=[])
     # Outside of an `UpdateCatcher` optimizers are built with the variables they update.
-    tf.function(lambda: step.call(few), autograph=False).get_concrete_function()
+    step = tf.function(lambda: model.train_step(as_fit_has_it(few)), autograph=False)
+    step.get_concrete_function()
 
 
 def _probed(
@@ -158,7 +161,12 @@ def _probed(
 
     A step that fails with a half of the examples is observed without halves.
     """
-    step = ModelStep(model=model, name=name, metrics=_metrics_of(model))
+    step = ModelStep(
+        model=model,
+        name=name,
+        metrics=_metrics_of(model),
+        trainable=trainable_flags(model),
+    )
     try:
         seen = observe(step, few, is_divisible)
     except UsageError:
