@@ -64,6 +64,14 @@ def own_step(
             f"{type(model).__name__}.train_step hands no gradients to an optimizer: "
             "call its apply_gradients."
         )
+    known = {id(variable) for variable in model.variables}
+    for variable in (v for update in seen.updates for v in update.variables):
+        if id(variable) not in known:
+            raise UsageError(
+                f"{type(model).__name__}.train_step updates {variable.path!r} of shape "
+                f"{variable.shape}, which the model does not have, so that replicas "
+                "would not train it: make its layer an attribute of the model."
+            )
     remarks = [*_remarks(train, seen, few)]
     test = None
     if held_out is not None:
