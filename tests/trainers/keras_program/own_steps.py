@@ -387,7 +387,9 @@ class Distributed(Numbers):
         with tf.GradientTape() as tape:
             errors = ops.square(labels - self(features, training=True))[:, 0]
             penalty = ops.sum(ops.square(self.trained[0]))
-            loss = tf.nn.compute_average_loss(errors)
+            loss = 0.5 * tf.nn.compute_average_loss(errors)
+            # The last batch of an epoch has fewer.
+            loss += 0.5 * tf.nn.compute_average_loss(errors, global_batch_size=16)
             loss += tf.nn.scale_regularization_loss(0.1 * penalty)
         # In an order of its own.
         weights = self.trained[::-1]

@@ -94,11 +94,13 @@ class ModelStep:
         # Every step begins with empty metrics, so that shards add up over replicas and
         # steps, and no replica writes a variable.
         trained = made_to_be_trained(self.model)
-        values = [*metrics, *mapped]
+        # An empty shard has the row that it carries.
+        fraction = tf.maximum(batch.num_rows, 1) / batch.global_size
+        arguments = (scale, former, trained, num_updates, fraction)
         logs = None
         with (
             trainable_as(self.model, self.trainable),
-            UpdateCatcher(values, scale, former, trained, num_updates) as scope,
+            UpdateCatcher([*metrics, *mapped], *arguments) as scope,
             contextlib.suppress(StepLeft),
         ):
             logs = tf.nest.map_structure(self._read, self.call(batch))

@@ -43,6 +43,7 @@ class UpdateCatcher(AssignmentScope):
 
     Attributes:
       updates: Calls of optimizers, in order.
+      fraction: Fraction of the global batch that the step computes.
       is_scaled: True if the step has multiplied its loss by the scale.
       reads_after: Numbers of updates after which the step reads or assigns a variable
         that one of them is to change.
@@ -55,6 +56,7 @@ class UpdateCatcher(AssignmentScope):
         former: Sequence[Mapping[int, tf.Tensor]] = (),
         trained: Sequence[keras.Variable] = (),
         num_updates: int | None = None,
+        fraction: tf.Tensor | None = None,
     ):
         """Prepares the scope, and makes optimizers hand updates to it.
 
@@ -67,10 +69,12 @@ class UpdateCatcher(AssignmentScope):
             assigned them, as SpectralNormalization does.
           num_updates: Number of updates after which `StepLeft` is raised; None for the
             whole step.
+          fraction: Fraction of the global batch; None for all of it.
         """
         hand_over_updates(UpdateCatcher)
         super().__init__(mapped, collect_losses=True)
         self.updates: list[CaughtUpdate] = []
+        self.fraction = fraction
         self.is_scaled = False
         self.reads_after: set[int] = set()
         self._scale = scale
