@@ -416,6 +416,7 @@ class Combined(Damped, Distributed):
     def __init__(self):
         super().__init__()
         self.teacher, self.follower = small(16), small()
+        self.teacher.add(layers.Dense(1, kernel_regularizer="l2"))
 
     @tf.function
     def train_step(self, data):
@@ -428,6 +429,8 @@ class Combined(Damped, Distributed):
         before = ops.cast(self.optimizer.iterations, "float64")
         logs = super().train_step((features, self.taught(features, labels)))
         after = ops.cast(self.optimizer.iterations, "float64")
+        # With the penalty of the teacher, which is not updated.
+        logs["penalty"] = ops.sum(self.losses)
         return {**logs, "updates_before": before, "updates": after}
 
     @tf.function
