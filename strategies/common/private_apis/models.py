@@ -1,12 +1,17 @@
 """Private names of models, layers and callbacks."""
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common.stateless_scope import (
+    get_stateless_scope,
+    in_stateless_scope,
+)
 from keras.src.backend.tensorflow import nn
 
 from strategies.common.private_apis.replaced import replaced
@@ -176,6 +181,21 @@ def _masked_moments(
     mean = total(inputs) / count
     variance = total(tf.square(inputs - mean)) / count
     return tf.squeeze(mean, axes), tf.squeeze(variance, axes)
+
+
+@functools.cache
+def scale_penalties_in_scopes() -> None:
+    """Makes `Model.losses` smaller in a scope that has a `penalty_scale`, for good."""
+    usual = keras.layers.Layer.losses.fget
+
+    def losses(layer: keras.layers.Layer) -> list[tf.Tensor]:
+        scope = get_stateless_scope() if in_stateless_scope() else None
+        scale = getattr(scope, "penalty_scale", None)
+        if scale is None:
+            return usual(layer)
+        return [loss * tf.cast(scale, loss.dtype) for loss in usual(layer)]
+
+    keras.layers.Layer.losses = property(losses)
 
 
 class Call(NamedTuple):

@@ -203,18 +203,18 @@ class Parts(keras.Model):
     """Wide and deep parts with an optimizer each (Cheng et al., 2016).
 
     The gradients of both are taken before either is updated. A third part may learn the
-    error that the updated ones leave.
+    error that the updated ones leave. The loss is a sum, with a penalty on weights.
     """
 
     def __init__(self, learns_error=False):
         super().__init__()
-        self.wide = layers.Dense(1)
+        self.wide = layers.Dense(1, kernel_regularizer="l2")
         self.deep = small()
         self.error = layers.Dense(1)
         self.learns_error = learns_error
 
     def compile(self, wide_optimizer, deep_optimizer, error_optimizer):
-        super().compile(loss="mse")
+        super().compile(loss=keras.losses.MeanSquaredError(reduction="sum"))
         self.own_optimizers = wide_optimizer, deep_optimizer, error_optimizer
 
     def call(self, inputs):

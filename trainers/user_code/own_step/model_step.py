@@ -61,6 +61,8 @@ class ModelStep:
       sources: Result of a metric, or computation of several, for each reported name;
         None for any other number.
       summed: Reported names of numbers that are sums over examples, and not means.
+      divides_penalties: True if a shard has its fraction of the model's `losses`, which
+        stand beside a sum over examples.
     """
 
     model: keras.Model
@@ -71,6 +73,7 @@ class ModelStep:
         default_factory=dict
     )
     summed: Collection[str] = ()
+    divides_penalties: bool = False
 
     def run(
         self,
@@ -103,6 +106,7 @@ class ModelStep:
             UpdateCatcher([*metrics, *mapped], *arguments) as scope,
             contextlib.suppress(StepLeft),
         ):
+            scope.penalty_scale = fraction if self.divides_penalties else None
             logs = tf.nest.map_structure(self._read, self.call(batch))
         return scope, flat_logs(logs, f"{type(self.model).__name__}.{self.name}")
 
