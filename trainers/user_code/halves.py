@@ -37,7 +37,11 @@ def on_halves(
         half = num_rows // 2
         halves = [range(half), range(half, 2 * half)]
     whole = range(sum(map(len, halves)))
-    return [run(_part(few, rows)) for rows in (whole, *halves, whole)]
+    size = tf.constant(len(whole), tf.int64)
+    return [
+        run(_part(few, rows)._replace(global_size=size))
+        for rows in (whole, *halves, whole)
+    ]
 
 
 def on_exchanged_halves(run: Callable[[Batch], Any], few: Batch) -> list[Any]:

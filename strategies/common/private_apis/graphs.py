@@ -7,7 +7,10 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common.stateless_scope import in_stateless_scope
+from keras.src.backend.common.stateless_scope import (
+    get_stateless_scope,
+    in_stateless_scope,
+)
 from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.eager import context
@@ -132,7 +135,8 @@ def show_one_replica_in_stateless_scopes() -> None:
     number of replicas (tensorflow/python/ops/nn_impl_distribute.py), and so does Keras
     (keras/src/losses/loss.py, `scale_loss_for_distribution`), for a strategy that adds
     up gradients of equal shards. Here a step computes the mean over its shard, whose
-    fraction of the global batch is multiplied later.
+    fraction of the global batch is multiplied later. A given `global_batch_size` is
+    taken times that `fraction` of the scope, as far as the scope has one.
     """
     usual = tf.distribute.Strategy.num_replicas_in_sync.fget
 
@@ -140,6 +144,21 @@ def show_one_replica_in_stateless_scopes() -> None:
         return 1 if in_stateless_scope() else usual(strategy)
 
     tf.distribute.Strategy.num_replicas_in_sync = property(num_replicas_in_sync)
+    average = tf.nn.compute_average_loss
+
+    @functools.wraps(average)
+    def compute_average_loss(
+        per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
+    ) -> tf.Tensor:
+        loss = average(per_example_loss, sample_weight, global_batch_size)
+        scope = get_stateless_scope() if in_stateless_scope() else None
+        fraction = getattr(scope, "fraction", None)
+        if global_batch_size is None or fraction is None:
+            return loss
+        return loss / tf.cast(fraction, loss.dtype)
+
+    for names in (tf.nn, tf.compat.v2.nn):
+        names.compute_average_loss = compute_average_loss
 
 
 def python_of(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,12 +1,17 @@
 """Private names of models, layers and callbacks."""
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common.stateless_scope import (
+    get_stateless_scope,
+    in_stateless_scope,
+)
 from keras.src.backend.tensorflow import nn
 
 from strategies.common.private_apis.replaced import replaced
@@ -65,6 +70,31 @@ def set_trainable_flags(model: keras.Model, flags: TrainableFlags) -> None:
     _set_trainable(zip(flat_layers(model), of_layers, strict=True))
     for weight, flag in zip(model.weights, of_weights, strict=True):
         weight.trainable = flag
+
+
+@contextlib.contextmanager
+def trainable_as(model: keras.Model, flags: TrainableFlags) -> Iterator[None]:
+    """Gives the layers and weights of a model some flags inside the block."""
+    # Threads of replicas take turns in the block where a layer sums over replicas: the
+    # first one has seen what is outside.
+    key = "_flags_outside"
+    is_first = key not in vars(model)
+    outside = vars(model).setdefault(key, trainable_flags(model))
+    set_trainable_flags(model, flags)
+    try:
+        yield
+    finally:
+        set_trainable_flags(model, outside)
+        if is_first:
+            del vars(model)[key]
+
+
+def made_to_be_trained(model: keras.Model) -> list[keras.Variable]:
+    """Returns all weights that were made trainable; some may be frozen now.
+
+    `trainable_weights` has none of a frozen layer (keras/src/layers/layer.py).
+    """
+    return [v for layer in flat_layers(model) for v in layer._trainable_variables]
 
 
 def compiled_state(model: keras.Model) -> Any:
@@ -151,6 +181,21 @@ def _masked_moments(
     mean = total(inputs) / count
     variance = total(tf.square(inputs - mean)) / count
     return tf.squeeze(mean, axes), tf.squeeze(variance, axes)
+
+
+@functools.cache
+def scale_penalties_in_scopes() -> None:
+    """Makes `Model.losses` smaller in a scope that has a `penalty_scale`, for good."""
+    usual = keras.layers.Layer.losses.fget
+
+    def losses(layer: keras.layers.Layer) -> list[tf.Tensor]:
+        scope = get_stateless_scope() if in_stateless_scope() else None
+        scale = getattr(scope, "penalty_scale", None)
+        if scale is None:
+            return usual(layer)
+        return [loss * tf.cast(scale, loss.dtype) for loss in usual(layer)]
+
+    keras.layers.Layer.losses = property(losses)
 
 
 class Call(NamedTuple):

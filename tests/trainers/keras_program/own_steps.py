@@ -203,18 +203,18 @@ class Parts(keras.Model):
     """Wide and deep parts with an optimizer each (Cheng et al., 2016).
 
     The gradients of both are taken before either is updated. A third part may learn the
-    error that the updated ones leave.
+    error that the updated ones leave. The loss is a sum, with a penalty on weights.
     """
 
     def __init__(self, learns_error=False):
         super().__init__()
-        self.wide = layers.Dense(1)
+        self.wide = layers.Dense(1, kernel_regularizer="l2")
         self.deep = small()
         self.error = layers.Dense(1)
         self.learns_error = learns_error
 
     def compile(self, wide_optimizer, deep_optimizer, error_optimizer):
-        super().compile(loss="mse")
+        super().compile(loss=keras.losses.MeanSquaredError(reduction="sum"))
         self.own_optimizers = wide_optimizer, deep_optimizer, error_optimizer
 
     def call(self, inputs):
@@ -260,7 +260,7 @@ class Turns(keras.Model):
 
 
 class Clipped(Adversaries):
-    """Keeps the weights of its critic small, which it assigns after each update."""
+    """Keeps the weights of its critic small, and freezes it where the other learns."""
 
     def train_step(self, data):
         real, drawn = data["real"], data["noise"]
@@ -268,15 +268,18 @@ class Clipped(Adversaries):
             with tf.GradientTape() as tape:
                 fake = self.critic(self.generator(drawn, training=True), training=True)
                 critic_loss = ops.mean(fake) - ops.mean(self.critic(real))
+            # After the first step it is frozen.
+            self.critic.trainable = True
             weights = self.critic.trainable_variables
             gradients = tape.gradient(critic_loss, weights)
             self.critic_optimizer.apply_gradients(zip(gradients, weights, strict=True))
             for weight in weights:
                 weight.assign(ops.clip(weight, -0.2, 0.2))
+        self.critic.trainable = False
         with tf.GradientTape() as tape:
             fake = self.critic(self.generator(drawn, training=True), training=True)
             generator_loss = -ops.mean(fake)
-        weights = self.generator.trainable_variables
+        weights = self.trainable_variables
         gradients = tape.gradient(generator_loss, weights)
         self.generator_optimizer.apply_gradients(zip(gradients, weights, strict=True))
         self.trackers[0].update_state(critic_loss)
@@ -384,7 +387,9 @@ class Distributed(Numbers):
         with tf.GradientTape() as tape:
             errors = ops.square(labels - self(features, training=True))[:, 0]
             penalty = ops.sum(ops.square(self.trained[0]))
-            loss = tf.nn.compute_average_loss(errors)
+            loss = 0.5 * tf.nn.compute_average_loss(errors)
+            # The last batch of an epoch has fewer.
+            loss += 0.5 * tf.nn.compute_average_loss(errors, global_batch_size=16)
             loss += tf.nn.scale_regularization_loss(0.1 * penalty)
         # In an order of its own.
         weights = self.trained[::-1]
@@ -411,6 +416,7 @@ class Combined(Damped, Distributed):
     def __init__(self):
         super().__init__()
         self.teacher, self.follower = small(16), small()
+        self.teacher.add(layers.Dense(1, kernel_regularizer="l2"))
 
     @tf.function
     def train_step(self, data):
@@ -423,6 +429,8 @@ class Combined(Damped, Distributed):
         before = ops.cast(self.optimizer.iterations, "float64")
         logs = super().train_step((features, self.taught(features, labels)))
         after = ops.cast(self.optimizer.iterations, "float64")
+        # With the penalty of the teacher, which is not updated.
+        logs["penalty"] = ops.sum(self.losses)
         return {**logs, "updates_before": before, "updates": after}
 
     @tf.function

@@ -76,7 +76,9 @@ class LentModel:
         # Puts back what the strategy has made for an earlier `fit`.
         self._put_back: Callable[[], None] = _refuse_to_lend_again
         self._functions = TracedFunctions(model, traced)
-        self._frozen: list[keras.Variable] = []
+        # Ids of the variables that a step updates; None for all that are trainable.
+        self._trained: set[int] | None = None
+        self._changed: list[tuple[keras.Variable, bool]] = []
         self._scale_factors: list[tuple[keras.optimizers.Optimizer, float | None]] = []
         # Losses are scaled by the training loop, which repeats an overflowing step.
         self._optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
@@ -175,16 +177,17 @@ class LentModel:
         """Trains with the optimizers that a step calls, and only their variables."""
         # Also a single one, whose variables may be in an order of the step's.
         self._optimizer = SeveralOptimizers(objective.updates, self._optimizer)
-        trained = {id(v) for _, variables in objective.updates for v in variables}
-        # Such as weights of a teacher, which has no part in weight decay either.
-        self._frozen = [
-            v for v in self.model.trainable_variables if id(v) not in trained
-        ]
+        self._trained = {id(v) for _, own in objective.updates for v in own}
 
     def _prepare(self) -> None:
         """Changes what `take_back` restores."""
-        for variable in self._frozen:
-            variable.trainable = False
+        if self._trained is not None:
+            # Others, such as weights of a teacher, have no part in weight decay either.
+            # A step may set `trainable` of what it updates.
+            flags = [(v, v.trainable) for v in self.model.weights]
+            self._changed = [(v, f) for v, f in flags if f != (id(v) in self._trained)]
+        for variable, flag in self._changed:
+            variable.trainable = not flag
         self._scale_factors = []
         for optimizer, _ in parts_of(self._optimizer, []):
             # It divides gradients of a loss that nothing here multiplies by it.
@@ -254,8 +257,8 @@ class LentModel:
             restore_methods(optimizer)
         for optimizer, factor in self._scale_factors:
             optimizer.loss_scale_factor = factor
-        for variable in self._frozen:
-            variable.trainable = True
+        for variable, flag in self._changed:
+            variable.trainable = flag
 
     def variables(self) -> list[keras.Variable]:
         """Returns the variables of the model and of its optimizers."""

@@ -12,6 +12,11 @@ import tensorflow as tf
 
 from models.objective import LATEST, Summed, Values, as_logs, separated
 from strategies.common.errors import UsageError
+from strategies.common.private_apis.models import (
+    TrainableFlags,
+    made_to_be_trained,
+    trainable_as,
+)
 from strategies.common.types import Batch
 from trainers.user_code import kind_of
 from trainers.user_code.counting_metric import change_of, total_of
@@ -52,18 +57,23 @@ class ModelStep:
       model: Model.
       name: Name of the method.
       metrics: Metrics that the method may update.
+      trainable: Flags that the method begins with; it may set some.
       sources: Result of a metric, or computation of several, for each reported name;
         None for any other number.
       summed: Reported names of numbers that are sums over examples, and not means.
+      divides_penalties: True if a shard has its fraction of the model's `losses`, which
+        stand beside a sum over examples.
     """
 
     model: keras.Model
     name: str
     metrics: Sequence[OwnMetric]
+    trainable: TrainableFlags
     sources: Mapping[str, Result | Computed | None] = dataclasses.field(
         default_factory=dict
     )
     summed: Collection[str] = ()
+    divides_penalties: bool = False
 
     def run(
         self,
@@ -86,13 +96,17 @@ class ModelStep:
         ]
         # Every step begins with empty metrics, so that shards add up over replicas and
         # steps, and no replica writes a variable.
-        trained = self.model.trainable_variables
-        values = [*metrics, *mapped]
+        trained = made_to_be_trained(self.model)
+        # An empty shard has the row that it carries.
+        fraction = tf.maximum(batch.num_rows, 1) / batch.global_size
+        arguments = (scale, former, trained, num_updates, fraction)
         logs = None
         with (
-            UpdateCatcher(values, scale, former, trained, num_updates) as scope,
+            trainable_as(self.model, self.trainable),
+            UpdateCatcher([*metrics, *mapped], *arguments) as scope,
             contextlib.suppress(StepLeft),
         ):
+            scope.penalty_scale = fraction if self.divides_penalties else None
             logs = tf.nest.map_structure(self._read, self.call(batch))
         return scope, flat_logs(logs, f"{type(self.model).__name__}.{self.name}")
 
@@ -219,7 +233,8 @@ def regularized_weights(model: keras.Model) -> list[tuple[keras.Variable, Any]]:
     """
     return [
         (variable, variable.value)
-        for variable in model.trainable_variables
+        # A step may train what is frozen at its beginning.
+        for variable in made_to_be_trained(model)
         if variable.regularizer is not None
     ]
 

@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
+from strategies.common.private_apis.models import flat_layers, trainable_flags
 from strategies.common.text import NUMBER_MATTERS
 from strategies.common.types import Batch
 from trainers.user_code.checks import has_own_step
@@ -21,6 +22,8 @@ from trainers.user_code.own_step.model_step import (
     ModelStep,
     OwnMetric,
     all_metrics,
+    as_fit_has_it,
+    regularized_weights,
 )
 from trainers.user_code.own_step.objective import OwnStep, OwnUpdate, passes_of
 from trainers.user_code.own_step.observation import (
@@ -62,10 +65,20 @@ def own_step(
             f"{type(model).__name__}.train_step hands no gradients to an optimizer: "
             "call its apply_gradients."
         )
+    known = {id(variable) for variable in model.variables}
+    for variable in (v for update in seen.updates for v in update.variables):
+        if id(variable) not in known:
+            raise UsageError(
+                f"{type(model).__name__}.train_step updates {variable.path!r} of shape "
+                f"{variable.shape}, which the model does not have, so that replicas "
+                "would not train it: make its layer an attribute of the model."
+            )
     remarks = [*_remarks(train, seen, few)]
     test = None
     if held_out is not None:
-        test, tested = _probed(model, "test_step", held_out, rows is None)
+        # Its loss is that of the other one.
+        divides = train.divides_penalties
+        test, tested = _probed(model, "test_step", held_out, rows is None, divides)
         remarks += _remarks(test, tested, held_out)
     updates = [OwnUpdate(update.optimizer, update.variables) for update in seen.updates]
     passes = passes_of(updates, seen.reads_after)
@@ -145,20 +158,31 @@ def _build(model: keras.Model, few: Batch) -> None:
     """Makes the variables of layers, metrics and optimizers as `fit` does.
 
     `fit` makes them when it traces its first step; nothing is computed or updated.
+    Then it traces the step again, with what the first trace left as `trainable`.
     """
-    step = ModelStep(model=model, name="train_step", metrics=[])
     # Outside of an `UpdateCatcher` optimizers are built with the variables they update.
-    tf.function(lambda: step.call(few), autograph=False).get_concrete_function()
+    step = tf.function(lambda: model.train_step(as_fit_has_it(few)), autograph=False)
+    step.get_concrete_function()
 
 
 def _probed(
-    model: keras.Model, name: str, few: Batch, is_divisible: bool
+    model: keras.Model,
+    name: str,
+    few: Batch,
+    is_divisible: bool,
+    divides_penalties: bool = False,
 ) -> tuple[ModelStep, Observed]:
     """Returns a step with its logs and metrics, and the observations.
 
     A step that fails with a half of the examples is observed without halves.
     """
-    step = ModelStep(model=model, name=name, metrics=_metrics_of(model))
+    step = ModelStep(
+        model=model,
+        name=name,
+        metrics=_metrics_of(model),
+        trainable=trainable_flags(model),
+        divides_penalties=divides_penalties,
+    )
     try:
         seen = observe(step, few, is_divisible)
     except UsageError:
@@ -166,6 +190,13 @@ def _probed(
     # It may count on the size of a batch. Any other error appears again.
     except Exception:
         seen = observe(step, few, is_divisible=False)
+    may_be_sum = seen.gives_sums or not (seen.is_linear or seen.normalizes)
+    if may_be_sum and _has_penalties(model):
+        # A sum over examples beside penalties is neither, or nearly a sum.
+        divided = dataclasses.replace(step, divides_penalties=True)
+        of_divided = observe(divided, few, seen.is_divisible)
+        if of_divided.gives_sums:
+            step, seen = divided, of_divided
     combined = seen
     if not seen.is_linear:
         # The examples of a half have other moments, or others to compare them with.
@@ -182,6 +213,12 @@ def _probed(
         step, metrics=metrics, sources=seen.sources, summed=summed
     )
     return found, seen
+
+
+def _has_penalties(model: keras.Model) -> bool:
+    """Returns whether `Model.losses` has what does not grow with a batch."""
+    activities = [getattr(x, "activity_regularizer", None) for x in flat_layers(model)]
+    return bool(regularized_weights(model)) or any(activities)
 
 
 def _metrics_of(model: keras.Model) -> Sequence[OwnMetric]:

@@ -1,12 +1,13 @@
 """Replica step of a model whose class overrides `train_step`."""
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from strategies.common.errors import UsageError
 from strategies.common.private_apis.optimizers import counter_of
 from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs
 from strategies.inner_loop.reduction import scaled
@@ -18,6 +19,7 @@ from trainers.model.sparse_gradients import as_dense
 from trainers.model.train_step import TrainStep
 from trainers.user_code.own_step.model_step import regularized_weights
 from trainers.user_code.own_step.objective import OwnStep
+from trainers.user_code.own_step.update_catcher import CaughtUpdate
 
 
 class OwnTrainStep(TrainStep):
@@ -77,7 +79,7 @@ class OwnTrainStep(TrainStep):
         step = self.objective.train
         of_pass = self.objective.passes[self._pass]
         values = zip(self._layer_state.variables, state or [], strict=bool(state))
-        mapped = [*values, *regularized_weights(self._model)]
+        mapped = [*regularized_weights(self._model), *values]
         keyed = self._random_numbers.keyed(self._seed_states, batch)
         with (
             self._layer_state.followed(mapped) as followed,
@@ -93,6 +95,7 @@ class OwnTrainStep(TrainStep):
             )
         # The last pass may have no update, and only read.
         updates = scope.updates[of_pass]
+        self._check_variables(updates)
         gradients = self._parts_of(_joined(u.gradients for u in updates), batch)
         gradients = unscaled(gradients, scale if scope.is_scaled else None)
         if not self._sparse_gradients:
@@ -107,6 +110,18 @@ class OwnTrainStep(TrainStep):
         sums = reported(weighted_sums(step.values(batch, scope, logs), batch), batch)
         _, sums = scaled_loss(tf.zeros([]), sums, scale, batch)
         return gradients, written, sums
+
+    def _check_variables(self, updates: Sequence[CaughtUpdate]) -> None:
+        """Refuses updates of other variables than the step has been observed with."""
+        expected = self.objective.updates[self.objective.passes[self._pass]]
+        known = [{id(variable) for variable in one.variables} for one in expected]
+        if known != [set(update.gradients) for update in updates]:
+            raise UsageError(
+                f"{self.objective.title} updates other weights than in its first call. "
+                "If it sets trainable of a part, replicas change that for each other "
+                "where layers with synchronized=True sum over them: leave that out, or "
+                "choose --strategy=multi_worker_mirrored."
+            )
 
     def _before(self) -> list[dict[int, tf.Tensor]]:
         """Returns values before each update of the earlier passes, by variable's id."""

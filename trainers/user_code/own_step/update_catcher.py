@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
+from strategies.common.private_apis.models import scale_penalties_in_scopes
 from strategies.common.private_apis.optimizers import counter_of, hand_over_updates
 from strategies.common.private_apis.variables import variable_below
 from trainers.user_code.outer_variables import AssignmentScope
@@ -43,6 +44,8 @@ class UpdateCatcher(AssignmentScope):
 
     Attributes:
       updates: Calls of optimizers, in order.
+      fraction: Fraction of the global batch that the step computes.
+      penalty_scale: Factor of the model's `losses`; None for 1.
       is_scaled: True if the step has multiplied its loss by the scale.
       reads_after: Numbers of updates after which the step reads or assigns a variable
         that one of them is to change.
@@ -55,6 +58,7 @@ class UpdateCatcher(AssignmentScope):
         former: Sequence[Mapping[int, tf.Tensor]] = (),
         trained: Sequence[keras.Variable] = (),
         num_updates: int | None = None,
+        fraction: tf.Tensor | None = None,
     ):
         """Prepares the scope, and makes optimizers hand updates to it.
 
@@ -67,10 +71,14 @@ class UpdateCatcher(AssignmentScope):
             assigned them, as SpectralNormalization does.
           num_updates: Number of updates after which `StepLeft` is raised; None for the
             whole step.
+          fraction: Fraction of the global batch; None for all of it.
         """
         hand_over_updates(UpdateCatcher)
+        scale_penalties_in_scopes()
         super().__init__(mapped, collect_losses=True)
         self.updates: list[CaughtUpdate] = []
+        self.fraction = fraction
+        self.penalty_scale: tf.Tensor | None = None
         self.is_scaled = False
         self.reads_after: set[int] = set()
         self._scale = scale

@@ -65,10 +65,34 @@ class LowersItsRate(EverySecondStep):
         return {"loss": self.learn(data)}
 
 
-def test_a_variable_that_the_model_does_not_have_is_refused() -> None:
-    model = LowersItsRate()
+class TrainsAnother(EverySecondStep):
+    """Updates a layer that is no attribute of the model."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(_another(self(data))))
+        weights = [*self.trainable_variables, *_another.trainable_variables]
+        gradients = tape.gradient(loss, weights)
+        self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        return {"loss": loss}
+
+
+_another = keras.layers.Dense(1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (LowersItsRate, r"/learning_rate' of shape .* assigned"),
+        (TrainsAnother, r"updates '.*/kernel' of shape \(3, 1\)"),
+    ],
+)
+def test_a_variable_that_the_model_does_not_have_is_refused(
+    kind: type[keras.Model], words: str
+) -> None:
+    model = kind()
     model.compile("sgd")
-    with pytest.raises(UsageError, match=r"/learning_rate' of shape .* assigned"):
+    with pytest.raises(UsageError, match=words):
         own_step(model, few_examples(), held_out=None)
 
 
