@@ -1,7 +1,7 @@
 """Observation of a model's own step on a few examples and on halves of them."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from trainers.user_code.halves import (
     on_exchanged_halves,
     on_halves,
     relative_rounding,
+    twice,
 )
 from trainers.user_code.independence import agree
 from trainers.user_code.outer_variables import AssignmentScope, check_assigned
@@ -143,33 +144,49 @@ def observe(step: ModelStep, few: Batch, is_divisible: bool) -> Observed:
     outputs = on_halves(in_graph, few, is_divisible)
     scope, of_half = kept[-1]
     sources = of_any_size(kept[0][1], of_half)
-    changes, gradients, norms, reported, states = zip(*outputs, strict=True)
-    *sums, again = (tf.nest.flatten(one) for one in gradients)
+    _, gradients, norms, _, states = zip(*outputs, strict=True)
+    arrays = _arrays(outputs, sources)
     # Terms of both signs cancel, so that a sum's own size does not bound its error.
     rounding = relative_rounding(step.model)
     errors = rounding * np.array(tf.nest.flatten(norms[0]))
-    numbers_of_gradients = np.array(sums, np.float64)
-    is_mean = are_means(numbers_of_gradients, errors)
-    is_sum = are_sums(numbers_of_gradients, errors)
+    is_mean = are_means(arrays["gradients"], errors)
+    is_sum = are_sums(arrays["gradients"], errors)
     return Observed(
         is_divisible=is_divisible,
         updates=scope.updates,
         reads_after=scope.reads_after,
-        gradients=numbers_of_gradients,
-        is_repeatable=agree(again, sums[0]),
+        is_repeatable=agree(*map(tf.nest.flatten, (gradients[-1], gradients[0]))),
         draws_for_examples=replayed.are_of_examples,
-        changes=tf.nest.map_structure(lambda *parts: np.stack(parts), *changes[:-1]),
         sources=sources,
-        numbers={
-            name: np.array([part[name] for part in reported[:-1]]) for name in sources
-        },
         state_remark=remark_on(variables, np.array(states[:-1]), rounding),
         is_linear=is_mean or is_sum,
         gives_sums=is_sum and not is_mean,
         run=run,
         in_graph=in_graph,
         normalizes=_normalizes(step, scope),
+        **arrays,
     )
+
+
+def observe_doubled(seen: Observed, few: Batch) -> Observed:
+    """Returns observations with changes, gradients and numbers of doubled examples.
+
+    Each half of the batch has all examples, of which the step has been traced already.
+    """
+    outputs = on_halves(seen.in_graph, twice(few))
+    return seen._replace(**_arrays(outputs, seen.sources))
+
+
+def _arrays(outputs: Sequence[Any], names: Iterable[str]) -> dict[str, Any]:
+    """Returns attributes of `Observed` of a batch and its halves, as arrays."""
+    changes, gradients, _, reported, _ = zip(*outputs[:-1], strict=True)
+    flat = [tf.nest.flatten(one) for one in gradients]
+    numbers = {name: np.array([part[name] for part in reported]) for name in names}
+    return {
+        "changes": tf.nest.map_structure(lambda *parts: np.stack(parts), *changes),
+        "gradients": np.array(flat, np.float64),
+        "numbers": numbers,
+    }
 
 
 def _normalizes(step: ModelStep, scope: AssignmentScope) -> bool:

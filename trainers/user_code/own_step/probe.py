@@ -12,7 +12,7 @@ from strategies.common.text import NUMBER_MATTERS
 from strategies.common.types import Batch
 from trainers.user_code.checks import has_own_step
 from trainers.user_code.counting_metric import counts_combinations
-from trainers.user_code.halves import are_means, are_sums, twice
+from trainers.user_code.halves import are_means, are_sums
 from trainers.user_code.own_step.metric_kinds import (
     compared_by,
     gets_means,
@@ -30,6 +30,7 @@ from trainers.user_code.own_step.observation import (
     Observed,
     compares_examples,
     observe,
+    observe_doubled,
 )
 
 
@@ -201,7 +202,7 @@ def _probed(
     if not seen.is_linear:
         # The examples of a half have other moments, or others to compare them with.
         # Those of a batch that has each example twice mostly have the same.
-        combined = observe(step, twice(few), is_divisible=True)
+        combined = observe_doubled(seen, few)
         seen = seen._replace(gives_sums=combined.is_nearly_sum)
     metrics = kinds_of_metrics(step, seen, combined, few)
     summed = [
