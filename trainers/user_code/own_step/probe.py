@@ -56,24 +56,7 @@ def own_step(
     train, seen = _probed(model, "train_step", few, rows is None)
     if not seen.is_divisible:
         rows = rows or int(few.num_rows)
-    if not seen.updates:
-        if not model.trainable_variables:
-            raise UsageError(
-                f"{type(model).__name__} has no weights to train: set trainable=True "
-                "on the layers to train, before the model is compiled."
-            )
-        raise UsageError(
-            f"{type(model).__name__}.train_step hands no gradients to an optimizer: "
-            "call its apply_gradients."
-        )
-    known = {id(variable) for variable in model.variables}
-    for variable in (v for update in seen.updates for v in update.variables):
-        if id(variable) not in known:
-            raise UsageError(
-                f"{type(model).__name__}.train_step updates {variable.path!r} of shape "
-                f"{variable.shape}, which the model does not have, so that replicas "
-                "would not train it: make its layer an attribute of the model."
-            )
+    _check_updates(model, seen)
     remarks = [*_remarks(train, seen, few)]
     test = None
     if held_out is not None:
@@ -102,6 +85,31 @@ def own_step(
         # Compiled metrics are the same ones in both steps.
         remark="; ".join(dict.fromkeys(remarks)) or None,
     )
+
+
+def _check_updates(model: keras.Model, seen: Observed) -> None:
+    """Refuses a step without updates, or with updates of weights that are not known."""
+    if not seen.updates:
+        if not model.trainable_variables:
+            raise UsageError(
+                f"{type(model).__name__} has no weights to train: set trainable=True "
+                "on the layers to train, before the model is compiled."
+            )
+        raise UsageError(
+            f"{type(model).__name__}.train_step hands no gradients to an optimizer: "
+            "call its apply_gradients."
+        )
+    known = {id(variable) for variable in model.variables}
+    for variable in (v for update in seen.updates for v in update.variables):
+        if id(variable) not in known:
+            # A tf.Variable, which is no weight of a model, has no path.
+            name = getattr(variable, "path", variable.name)
+            raise UsageError(
+                f"{type(model).__name__}.train_step updates {name!r} of shape "
+                f"{variable.shape}, which the model does not have, so that replicas "
+                "would not train it: make its layer an attribute of the model, and a "
+                "tf.Variable a weight (add_weight)."
+            )
 
 
 def _remarks(step: ModelStep, seen: Observed, few: Batch) -> Iterator[str]:

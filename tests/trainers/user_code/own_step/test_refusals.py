@@ -80,11 +80,28 @@ class TrainsAnother(EverySecondStep):
 _another = keras.layers.Dense(1)
 
 
+class TrainsAVariable(EverySecondStep):
+    """Updates a tf.Variable, which Keras does not count among the weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = tf.Variable(1.0, name="scale")
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        with tf.GradientTape() as tape:
+            loss = self.scale * tf.reduce_mean(tf.square(self(data)))
+        weights = [*self.trainable_variables, self.scale]
+        gradients = tape.gradient(loss, weights)
+        self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        return {"loss": loss}
+
+
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
         (LowersItsRate, r"/learning_rate' of shape .* assigned"),
         (TrainsAnother, r"updates '.*/kernel' of shape \(3, 1\)"),
+        (TrainsAVariable, r"updates 'scale:0' of shape \(\)"),
     ],
 )
 def test_a_variable_that_the_model_does_not_have_is_refused(
