@@ -90,7 +90,7 @@ def own_step(
 def _check_updates(model: keras.Model, seen: Observed) -> None:
     """Refuses a step without updates, or with updates of weights that are not known."""
     if not seen.updates:
-        if not model.trainable_variables:
+        if model.weights and not model.trainable_weights:
             raise UsageError(
                 f"{type(model).__name__} has no weights to train: set trainable=True "
                 "on the layers to train, before the model is compiled."
