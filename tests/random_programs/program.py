@@ -130,7 +130,8 @@ def _data(
     x = [each.data for each in inputs]
     y = [each.labels for each in outputs]
     length = outputs[0].length
-    size = f"(N, {length})" if length and chance.happens(0.5) else "N"
+    # Weights [n] of losses [n, t] are refused.
+    size = f"(N, {length})" if length else "N"
     weights = f"draw.random({size})"
     if chance.happens(0.4):
         weights += f" * (draw.random({size}) > 0.4)"
