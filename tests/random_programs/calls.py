@@ -109,7 +109,8 @@ def fit_call(
     size = batch_size or 10
     steps = -(-num_examples // size)
     batches = f"parts.packed(x, y, weights), {size}"
-    kind = chance.weighted({"arrays": 5, "dataset": 2, "py_dataset": 1, "endless": 1})
+    kinds = {"arrays": 5, "dataset": 2, "py_dataset": 1, "endless": float(is_exact)}
+    kind = chance.weighted(kinds)
     if kind == "arrays":
         words = ["x, y"]
         words += [f"batch_size={batch_size}"] if batch_size else []
@@ -126,8 +127,8 @@ def fit_call(
     elif kind == "py_dataset":
         words = [f"parts.Batches({batches})"]
     else:
-        steps = chance.pick(steps, 3) if is_exact else steps
-        words = [f"parts.endless({batches})", f"steps_per_epoch={steps}"]
+        number = chance.pick(steps, 3)
+        words = [f"parts.endless({batches})", f"steps_per_epoch={number}"]
     epochs = chance.pick(1, 2, 3)
     words.append(f"epochs={epochs}")
     if epochs > 1 and chance.happens(0.15):

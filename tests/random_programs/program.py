@@ -56,7 +56,9 @@ def program(
     found = by_output(chance, [each.name for each in outputs], has_names)
     names = [f"in{index}" for index in range(len(inputs))]
     chance.add(f"model = {own or 'keras.Model'}([{', '.join(names)}], {found})")
-    has_weights = len(outputs) == 1 and chance.happens(0.5)
+    # A loss of whole batches is multiplied by the mean of the weights.
+    can_weigh = len(outputs) == 1 and "mean_of_squares" not in outputs[0].loss
+    has_weights = can_weigh and chance.happens(0.5)
     _data(chance, inputs, outputs, has_names, has_weights)
 
     def compiled() -> str:
