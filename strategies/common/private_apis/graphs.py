@@ -151,8 +151,7 @@ def show_one_replica_in_stateless_scopes() -> None:
         per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
     ) -> tf.Tensor:
         loss = average(per_example_loss, sample_weight, global_batch_size)
-        scope = get_stateless_scope() if in_stateless_scope() else None
-        fraction = getattr(scope, "fraction", None)
+        fraction = getattr(get_stateless_scope(), "fraction", None)
         if global_batch_size is None or fraction is None:
             return loss
         return loss / tf.cast(fraction, loss.dtype)

@@ -8,10 +8,7 @@ from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common.stateless_scope import (
-    get_stateless_scope,
-    in_stateless_scope,
-)
+from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.backend.tensorflow import nn
 
 from strategies.common.private_apis.replaced import replaced
@@ -189,8 +186,7 @@ def scale_penalties_in_scopes() -> None:
     usual = keras.layers.Layer.losses.fget
 
     def losses(layer: keras.layers.Layer) -> list[tf.Tensor]:
-        scope = get_stateless_scope() if in_stateless_scope() else None
-        scale = getattr(scope, "penalty_scale", None)
+        scale = getattr(get_stateless_scope(), "penalty_scale", None)
         if scale is None:
             return usual(layer)
         return [loss * tf.cast(scale, loss.dtype) for loss in usual(layer)]

@@ -203,7 +203,7 @@ def compares_examples(step: ModelStep, seen: Observed, few: Batch) -> bool:
     """
     if not seen.is_divisible or few.num_rows < 2:
         return False
-    if not (seen.normalizes or not seen.draws_for_examples):
+    if seen.draws_for_examples and not seen.normalizes:
         return not seen.is_linear
     # A half has other moments, or draws other numbers.
     run = seen.in_graph
