@@ -16,7 +16,7 @@ _LIBRARIES = {
         "keras_hub",
         "make install-test; Python 3.11",
     ),
-    "grain_pipeline": ("grain", "make install-test"),
+    "grain_pipeline": ("grain", "make install-test; Python 3.11"),
     # PyTorch takes 200 MB and one program needs it, so `install-test` leaves it out.
     "torch_loader": ("torch", "pip install '.[bench]'"),
 }
