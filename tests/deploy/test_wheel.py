@@ -86,8 +86,9 @@ def installed(
     (packages,) = folder.glob("lib/python*/site-packages")
     (packages / "tests.pth").write_text(sysconfig.get_path("purelib"))
     pip = [sys.executable, "-m", "pip", f"--python={programs / 'python'}"]
-    install = ["install", "--quiet", "--no-deps", "--no-index", str(wheel)]
-    subprocess.run([*pip, *install], check=True)
+    # PYTHONPATH may name the clone, where building has left metadata of the package.
+    install = ["install", "--ignore-installed", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*pip, *install, str(wheel)], check=True)
     return programs
 
 
