@@ -50,19 +50,6 @@ def _program(folder: pathlib.Path, text: str) -> list[str]:
     return [str(folder / "record.json"), "float64", str(path)]
 
 
-def assert_same(found: Record, plain: Record, tolerance: float = 1e-9) -> None:
-    """Compares the losses of epochs and the weights of each `fit`.
-
-    Losses are counted in float32.
-    """
-    for one, other in zip(found, plain, strict=True):
-        np.testing.assert_allclose(
-            one["history"]["loss"], other["history"]["loss"], rtol=1e-6
-        )
-        for weights, expected in zip(one["weights"], other["weights"], strict=True):
-            np.testing.assert_allclose(weights, expected, rtol=tolerance)
-
-
 def assert_as_by_fit(found: Record, plain: Record, dtype: str = "float64") -> None:
     """Compares all that is recorded of each `fit`, and of what comes after it."""
     for one, other in zip(found, plain, strict=True):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.markers import further
-from tests.trainers.keras_program.beside_fit import assert_same, by_fit, under
+from tests.trainers.keras_program.beside_fit import assert_as_by_fit, by_fit, under
 
 _COPIES = ("--strategy=parameter_averaging", "--num_replicas=3")
 _WORKERS = (
@@ -73,7 +73,7 @@ def test_a_loss_is_that_of_the_global_batch(
     tmp_path: pathlib.Path, text: str, strategy: tuple[str, ...]
 ) -> None:
     """Three replicas have 6, 5 and 5 of 16 examples, and most of the masked ones."""
-    assert_same(under(tmp_path, text, *strategy, _SAME), by_fit(tmp_path, text))
+    assert_as_by_fit(under(tmp_path, text, *strategy, _SAME), by_fit(tmp_path, text))
 
 
 # The last test has assigned weights and a rate that is assigned.
@@ -83,7 +83,7 @@ def test_values_that_callbacks_assign_are_kept(
     tmp_path: pathlib.Path, strategy: tuple[str, ...]
 ) -> None:
     found = under(tmp_path, _CHANGED_BY_CALLBACKS, *strategy, _SAME)
-    assert_same(found, by_fit(tmp_path, _CHANGED_BY_CALLBACKS))
+    assert_as_by_fit(found, by_fit(tmp_path, _CHANGED_BY_CALLBACKS))
 
 
 def test_an_outer_optimizer_continues_from_assigned_weights(

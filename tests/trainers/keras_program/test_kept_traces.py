@@ -7,7 +7,7 @@ import pytest
 
 from tests import processes
 from tests.markers import chosen, further
-from tests.trainers.keras_program.beside_fit import assert_same, by_fit, under
+from tests.trainers.keras_program.beside_fit import assert_as_by_fit, by_fit, under
 
 _BEGIN = """
 import gc
@@ -110,7 +110,7 @@ def _assert_trains_as_fit(
     found = under(folder, _BEGIN + text, every, *f"--strategy={strategy}".split())
     plain = by_fit(plain_folder, _BEGIN + text)
     assert len(found) == num_fits
-    assert_same(found, plain)
+    assert_as_by_fit(found, plain)
     for one, other in zip(found, plain, strict=True):
         assert one["history"].keys() == other["history"].keys()
         for name, values in one["history"].items():

@@ -8,7 +8,7 @@ import pytest
 from models.objective import as_scalars
 from tests import processes
 from tests.event_files import read_events
-from tests.trainers.keras_program.beside_fit import assert_same, by_fit, under
+from tests.trainers.keras_program.beside_fit import assert_as_by_fit, by_fit, under
 
 _NAMES = (
     *("staleness", "dropped_gradients", "pipeline_seconds", "stage_busy_seconds/0"),
@@ -123,7 +123,7 @@ model.fit(x, (y, y), batch_size=16, epochs=2, validation_data=(x, (y, y)))
 def test_two_losses_may_have_one_name(tmp_path: pathlib.Path) -> None:
     (found,) = records = under(tmp_path, _TWO_OF_A_NAME, "--strategy=mirrored")
     (plain,) = expected = by_fit(tmp_path, _TWO_OF_A_NAME)
-    assert_same(records, expected)
+    assert_as_by_fit(records, expected)
     assert set(found["history"]) == set(plain["history"])
     assert "mse_loss" in plain["history"]
     for name, values in plain["history"].items():

@@ -12,7 +12,6 @@ from tests import processes
 from tests.keras_corpus import path_of
 from tests.markers import chosen, further
 from tests.trainers.keras_program import beside_fit
-from tests.trainers.keras_program.beside_fit import assert_as_by_fit
 
 _RECORDED = pathlib.Path(__file__).with_name("recorded.py")
 _RECORDED_MODULE = f"{__package__}.{_RECORDED.stem}"
@@ -125,7 +124,7 @@ def test_a_program_trains_as_with_fit(
     tmp_path: pathlib.Path, program: str, strategy: str
 ) -> None:
     found = _under(strategy, tmp_path, program, *_DETERMINISTIC[program])
-    assert_as_by_fit(found, _plain(program, *_DETERMINISTIC[program]))
+    beside_fit.assert_as_by_fit(found, _plain(program, *_DETERMINISTIC[program]))
 
 
 # The test before has such a program on replicas, and the last one a program on servers.
@@ -144,7 +143,7 @@ def test_servers_take_a_second_fit_without_evaluation(
 ) -> None:
     """Workers run the steps of the first one until something else needs them."""
     found = _under("parameter_server", tmp_path, program)
-    assert_as_by_fit(found, _plain(program), dtype)
+    beside_fit.assert_as_by_fit(found, _plain(program), dtype)
 
 
 @pytest.mark.exhaustive
@@ -154,7 +153,7 @@ def test_each_optimizer_updates_as_with_fit(
     tmp_path: pathlib.Path, optimizer: str, strategy: str
 ) -> None:
     found = _under(strategy, tmp_path, "each_optimizer", optimizer)
-    assert_as_by_fit(found, _plain("each_optimizer", optimizer))
+    beside_fit.assert_as_by_fit(found, _plain("each_optimizer", optimizer))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +171,7 @@ def test_a_step_of_its_own_trains_as_with_fit(
     tmp_path: pathlib.Path, model: str, strategy: str
 ) -> None:
     found = _under(strategy, tmp_path, str(_OWN_STEPS_PROGRAM), model)
-    assert_as_by_fit(found, _plain(str(_OWN_STEPS_PROGRAM), model))
+    beside_fit.assert_as_by_fit(found, _plain(str(_OWN_STEPS_PROGRAM), model))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +200,7 @@ def test_a_call_of_fit_does_what_keras_does(
     tmp_path: pathlib.Path, calls: str, strategy: str
 ) -> None:
     found = _under(strategy, tmp_path, str(_CALLS_PROGRAM), calls)
-    assert_as_by_fit(found, _plain(str(_CALLS_PROGRAM), calls))
+    beside_fit.assert_as_by_fit(found, _plain(str(_CALLS_PROGRAM), calls))
 
 
 _NORMALIZED = """
@@ -245,7 +244,7 @@ def test_unequal_shards_share_the_moments_of_a_step_of_its_own(
 ) -> None:
     plain = beside_fit.by_fit(tmp_path, _NORMALIZED)
     found = beside_fit.under(tmp_path, _NORMALIZED, *_STRATEGIES[strategy])
-    beside_fit.assert_same(found, plain)
+    beside_fit.assert_as_by_fit(found, plain)
 
 
 def test_a_sum_over_a_normalized_batch_is_one_over_replicas(
@@ -261,7 +260,7 @@ def test_a_sum_over_a_normalized_batch_is_one_over_replicas(
     )
     plain = beside_fit.by_fit(tmp_path, text)
     found = beside_fit.under(tmp_path, text, *_STRATEGIES["mirrored"])
-    beside_fit.assert_same(found, plain)
+    beside_fit.assert_as_by_fit(found, plain)
 
 
 _AVERAGED = """
@@ -309,4 +308,4 @@ def test_averages_go_to_their_weights_after_a_step_of_its_own(
     """The compiled optimizer alone replaces weights, in the order of its `build`."""
     plain = beside_fit.by_fit(tmp_path, _AVERAGED)
     found = beside_fit.under(tmp_path, _AVERAGED, *_STRATEGIES["mirrored"])
-    beside_fit.assert_same(found, plain)
+    beside_fit.assert_as_by_fit(found, plain)

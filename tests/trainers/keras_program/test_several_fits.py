@@ -7,7 +7,7 @@ import pytest
 
 from tests import processes
 from tests.markers import further
-from tests.trainers.keras_program.beside_fit import assert_same, by_fit, under
+from tests.trainers.keras_program.beside_fit import assert_as_by_fit, by_fit, under
 
 # The second `fit` begins with a new optimizer, and the third one keeps it.
 _PROGRAM = """
@@ -183,7 +183,7 @@ def assert_trains_as_by_fit(models: str, strategy: str, tmp_path: pathlib.Path) 
     plain, run = tmp_path / "plain", tmp_path / "run"
     for folder in (plain, run):
         folder.mkdir()
-    assert_same(under(run, text, f"--strategy={strategy}"), by_fit(plain, text))
+    assert_as_by_fit(under(run, text, f"--strategy={strategy}"), by_fit(plain, text))
 
 
 _OPTIMIZERS_OF_OPTIMIZERS = """
@@ -308,7 +308,7 @@ def test_inputs_may_be_of_other_batches(tmp_path: pathlib.Path) -> None:
     for folder in (plain, run):
         folder.mkdir()
     found = under(run, _CALLED_BEFORE, "--strategy=one_device")
-    assert_same(found, by_fit(plain, _CALLED_BEFORE))
+    assert_as_by_fit(found, by_fit(plain, _CALLED_BEFORE))
 
 
 # As in searches of hyperparameters, such as with Optuna.
@@ -356,12 +356,14 @@ def test_errors_of_callbacks_are_the_programs_to_catch(tmp_path: pathlib.Path) -
         folder.mkdir()
     found = under(run, _PRUNING, "--strategy=one_device")
     assert len(found) == 2
-    assert_same(found, by_fit(plain, _PRUNING))
+    assert_as_by_fit(found, by_fit(plain, _PRUNING))
     result = processes.result_of(run / "run")
     assert result["status"] == "completed"
     # The pruned ones are trained again, but what later ones have written is kept.
     rows = (run / "run" / "metrics.jsonl").read_bytes()
-    assert_same(under(run, _PRUNING, "--strategy=one_device", "--resume=auto"), found)
+    assert_as_by_fit(
+        under(run, _PRUNING, "--strategy=one_device", "--resume=auto"), found
+    )
     assert (run / "run" / "metrics.jsonl").read_bytes() == rows
     assert processes.result_of(run / "run")["final"] == result["final"]
 
@@ -513,7 +515,7 @@ def test_one_replica_trains_a_model_of_batches_of_one_size(
         folder.mkdir()
     flags = ("--strategy=one_device", "--set=report.histogram_every_steps=1")
     found = under(run, text, *flags)
-    assert_same(found, by_fit(plain, text))
+    assert_as_by_fit(found, by_fit(plain, text))
 
 
 _ONE_EPOCH_EACH = """

@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from tests.trainers.keras_program.beside_fit import assert_same, by_fit, under
+from tests.trainers.keras_program.beside_fit import assert_as_by_fit, by_fit, under
 
 # test_same_as_fit.py and test_script.py have programs under several workers, and
 # tests/cluster tables, layer state and an optimizer in slices.
@@ -73,10 +73,7 @@ def test_tables_and_layer_state_have_their_own_widths_and_types(
     two types alone.
     """
     text = _TABLES + _STATE
-    *found, state = under(tmp_path, text, *_WORKERS)
-    *plain, expected = by_fit(tmp_path, text)
-    assert_same(found, plain)
-    assert_same([state], [expected], 1e-12)
+    assert_as_by_fit(under(tmp_path, text, *_WORKERS), by_fit(tmp_path, text))
 
 
 _UNUSED = """
@@ -100,7 +97,7 @@ def test_a_worker_updates_only_weights_without_gradients(
 ) -> None:
     """The loss does not depend on the weights that the second worker has."""
     found = under(tmp_path, _UNUSED, *_WORKERS, "--shard_optimizer_state")
-    assert_same(found, by_fit(tmp_path, _UNUSED))
+    assert_as_by_fit(found, by_fit(tmp_path, _UNUSED))
 
 
 _OWN_VARIABLES = """
@@ -136,4 +133,4 @@ def test_variables_that_callbacks_set_are_equal_on_all_workers(
     tmp_path: pathlib.Path,
 ) -> None:
     found = under(tmp_path, _OWN_VARIABLES, *_WORKERS)
-    assert_same(found, by_fit(tmp_path, _OWN_VARIABLES))
+    assert_as_by_fit(found, by_fit(tmp_path, _OWN_VARIABLES))
