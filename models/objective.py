@@ -21,6 +21,17 @@ class Predict(Protocol):
         """Returns the predictions of a batch of features."""
 
 
+def predictions_of(model: Predict, features: Any, training: bool) -> Any:
+    """Calls a model as `fit` does: without `training` if its `call` has none.
+
+    Layers with modes then predict (keras/src/backend/tensorflow/trainer.py,
+    `train_step`).
+    """
+    if "training" in getattr(model, "call_signature_parameters", ("training",)):
+        return model(features, training=training)
+    return model(features)  # type: ignore[call-arg]
+
+
 class ClassPredictions(NamedTuple):
     """True and predicted classes of n examples.
 
@@ -221,7 +232,7 @@ def evaluated(
     """Returns `Objective.values` without training, and true and predicted classes."""
     if objective.classes is None:
         return objective.values(model, batch, training=False), None
-    predictions = model(batch.features, training=False)
+    predictions = predictions_of(model, batch.features, training=False)
     values = objective.of_predictions(
         batch.labels, predictions, batch.global_size, batch.totals
     )
@@ -250,7 +261,7 @@ class PredictionObjective:
     def values(
         self, model: Predict, batch: Any, training: bool
     ) -> Mapping[str, tf.Tensor]:
-        predictions = model(batch.features, training=training)
+        predictions = predictions_of(model, batch.features, training)
         return self.of_predictions(batch.labels, predictions)
 
     def of_predictions(

@@ -183,6 +183,11 @@ class ReportingModel(keras.Model):
         return {**results, "twice": 2 * results["loss"]}
 
 
+class ModelWithoutMode(keras.Model):
+    def call(self, inputs):
+        return super().call(inputs)
+
+
 class KillOnce(keras.callbacks.Callback):
     """Kills its process after a number of batches of all calls of fit, once."""
 

@@ -27,7 +27,10 @@ N = {num_examples}
 """
 # What Keras divides by a number of the batch, or regularizes beside a sum.
 _OF_BATCHES = ("ignore_class", "reduction='sum'", "mean_with_sample_weight")
-_OWN_MODELS = ("TapeModel", "TrackingModel", "PenalizedModel", "ReportingModel")
+_OWN_MODELS = (
+    *("TapeModel", "TrackingModel", "PenalizedModel", "ReportingModel"),
+    "ModelWithoutMode",
+)
 
 
 def program(

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from models.objective import AsCompiled
+from models.objective import AsCompiled, predictions_of
 from strategies.common.errors import UsageError
 from strategies.common.text import unique_names
 from strategies.common.types import Batch
@@ -107,7 +107,7 @@ def _compute(
     def step(features: Any, labels: Any) -> Any:
         with tf.GradientTape() as tape:
             with numbers.drawn(batch):
-                predictions = model(features, training=True)
+                predictions = predictions_of(model, features, training=True)
             if compiled.labels is not None:
                 labels = compiled.labels(labels, predictions)
             loss = model.compute_loss(features, labels, predictions, training=True)

@@ -17,6 +17,7 @@ from models.objective import (
     Predict,
     Totals,
     Values,
+    predictions_of,
     separated,
 )
 from strategies.common.errors import UsageError
@@ -66,7 +67,7 @@ class CompiledObjective:
 
     def values(self, model: Predict, batch: Any, training: bool) -> Values:
         """See `Objective`."""
-        predictions = model(batch.features, training=training)
+        predictions = predictions_of(model, batch.features, training)
         return self.of_predictions(
             batch.labels, predictions, batch.global_size, batch.totals
         )
@@ -109,7 +110,7 @@ class CompiledObjective:
         """
         # Masks depend on the features alone: of the model's operations only those that
         # compute them remain in the graph.
-        predictions = model(batch.features, training=False)
+        predictions = predictions_of(model, batch.features, training=False)
         labels, weights = _separated(batch.labels)
         counts = {
             loss.key: loss.weight_of_rows(labels, predictions, weights)

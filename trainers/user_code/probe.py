@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from models.objective import predictions_of
 from strategies.common.private_apis.models import mask_of
 from strategies.common.types import Batch
 from trainers.user_code.few_examples import rows_of
@@ -49,9 +50,9 @@ def _specs(model: keras.Model, batch: Batch) -> tuple[Any, bool]:
 
     def trace(features: Any) -> Any:
         with keras.StatelessScope():
-            model(features, training=False)
+            predictions_of(model, features, training=False)
         with keras.StatelessScope():
-            predictions = model(features, training=True)
+            predictions = predictions_of(model, features, training=True)
         masks.extend(mask_of(p) is not None for p in tf.nest.flatten(predictions))
         return predictions
 
@@ -60,7 +61,7 @@ def _specs(model: keras.Model, batch: Batch) -> tuple[Any, bool]:
     if all(s.shape[1:].is_fully_defined() for s in tf.nest.flatten(specs)):
         return specs, any(masks)
     with keras.StatelessScope():
-        return model(batch.features, training=False), any(masks)
+        return predictions_of(model, batch.features, training=False), any(masks)
 
 
 def _drawn(spec: Any, index: int) -> tf.Tensor:

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from models.objective import predictions_of
 from strategies.common.private_apis.models import flat_layers, is_of_keras
 from strategies.common.text import NUMBER_MATTERS
 from strategies.common.types import Batch
@@ -46,7 +47,7 @@ def forward_remark(model: keras.Model, few: Batch) -> str | None:
         keyed = numbers.keyed(seed_states(model), batch)
         scoped = keras.StatelessScope(keyed, collect_losses=True)
         with scoped as scope, numbers.drawn(batch):
-            outputs = model(batch.features, training=True)
+            outputs = predictions_of(model, batch.features, training=True)
         # A layer may add a loss of each example, which Keras sums.
         added = [tf.reduce_sum(tf.cast(loss, tf.float64)) for loss in scope.losses]
         return changes_in(scope, variables), tf.nest.flatten(outputs), added

@@ -14,6 +14,17 @@ _RECORDED = pathlib.Path(__file__).with_name("recorded.py")
 # Each call of fit: its epochs, history and weights.
 Record = Sequence[dict[str, Any]]
 
+FLAGS = {
+    "one_device": ("--strategy=one_device",),
+    "mirrored": ("--strategy=mirrored", "--num_replicas=2"),
+    "tower": ("--strategy=tower", "--num_replicas=3"),
+    "multi_worker_mirrored": ("--strategy=multi_worker_mirrored", "--num_workers=2"),
+    "parameter_server": (
+        *("--strategy=parameter_server", "--update=sync"),
+        *("--num_workers=2", "--num_ps=1"),
+    ),
+}
+
 # Part of its own change by which a weight may be off. A sum over replicas is rounded in
 # another order than that over a batch, and Adam's division by the root of a small
 # number magnifies it.

@@ -13,6 +13,7 @@ import pytest
 from tests.markers import chosen
 from tests.random_programs.program import program
 from tests.trainers.keras_program.beside_fit import (
+    FLAGS,
     assert_as_by_fit,
     by_fit,
     run_under,
@@ -20,20 +21,10 @@ from tests.trainers.keras_program.beside_fit import (
 )
 
 _FIRST = int(os.environ.get("TEST_FIRST_PROGRAM", "0"))
-_STRATEGIES = {
-    "one_device": ("--strategy=one_device",),
-    "mirrored": ("--strategy=mirrored", "--num_replicas=3"),
-    "tower": ("--strategy=tower", "--num_replicas=2"),
-    "multi_worker_mirrored": ("--strategy=multi_worker_mirrored", "--num_workers=2"),
-    "parameter_server": (
-        *("--strategy=parameter_server", "--update=sync"),
-        *("--num_workers=2", "--num_ps=1"),
-    ),
-}
 _PROGRAMS_OF_A_STRATEGY = 8
 _CASES = [
     (strategy, _FIRST + index)
-    for strategy in _STRATEGIES
+    for strategy in FLAGS
     for index in range(_PROGRAMS_OF_A_STRATEGY)
 ]
 
@@ -58,7 +49,7 @@ def test_a_program_made_by_chance_trains_as_with_fit(
     text = _program(strategy, seed)
     plain = tmp_path / "plain"
     plain.mkdir()
-    found = under(tmp_path, text, *_STRATEGIES[strategy])
+    found = under(tmp_path, text, *FLAGS[strategy])
     assert_as_by_fit(found, by_fit(plain, text))
 
 
@@ -70,7 +61,7 @@ def test_a_program_made_by_chance_continues_after_a_kill(
     """Checkpoints are of every second step, and equal is to the bit."""
     last_batch = random.Random(seed).randint(1, 12)
     text = _program(strategy, seed, last_batch)
-    flags = (*_STRATEGIES[strategy], "--checkpoint_every_steps=2")
+    flags = (*FLAGS[strategy], "--checkpoint_every_steps=2")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     whole.mkdir()
     killed.mkdir()

@@ -11,7 +11,12 @@ import pytest
 from tests import processes
 from tests.keras_corpus import path_of
 from tests.markers import chosen, further
-from tests.trainers.keras_program import beside_fit
+from tests.trainers.keras_program.beside_fit import (
+    FLAGS,
+    assert_as_by_fit,
+    by_fit,
+    under,
+)
 
 _RECORDED = pathlib.Path(__file__).with_name("recorded.py")
 _RECORDED_MODULE = f"{__package__}.{_RECORDED.stem}"
@@ -41,16 +46,8 @@ _OPTIMIZERS = (
     *("sgd", "adam", "adamw", "nadam", "adamax", "adagrad", "adadelta", "rmsprop"),
     *("ftrl", "lion", "adafactor", "muon", "schedulefreeadamw"),
 )
-_STRATEGIES = {
-    "mirrored": ("--strategy=mirrored", "--num_replicas=2"),
-    "tower": ("--strategy=tower", "--num_replicas=3"),
-    "multi_worker_mirrored": ("--strategy=multi_worker_mirrored", "--num_workers=2"),
-    "parameter_server": (
-        *("--strategy=parameter_server", "--update=sync"),
-        *("--num_workers=2", "--num_ps=1"),
-    ),
-}
-_FLAGS = {"one_device": ("--strategy=one_device",), **_STRATEGIES}
+# Where replicas share a batch.
+_STRATEGIES = tuple(name for name in FLAGS if name != "one_device")
 # Models of own_steps.py, and strategies that they are also tried under.
 _OWN_STEPS = {
     "numbers": "tower",
@@ -98,7 +95,7 @@ def _under(
 ) -> list[dict[str, Any]]:
     path = folder / "record.json"
     ended = processes.run(
-        *_FLAGS[strategy],
+        *FLAGS[strategy],
         f"--script={_RECORDED}",
         f"--run_dir={folder / 'run'}",
         "--",
@@ -124,7 +121,7 @@ def test_a_program_trains_as_with_fit(
     tmp_path: pathlib.Path, program: str, strategy: str
 ) -> None:
     found = _under(strategy, tmp_path, program, *_DETERMINISTIC[program])
-    beside_fit.assert_as_by_fit(found, _plain(program, *_DETERMINISTIC[program]))
+    assert_as_by_fit(found, _plain(program, *_DETERMINISTIC[program]))
 
 
 # The test before has such a program on replicas, and the last one a program on servers.
@@ -143,7 +140,7 @@ def test_servers_take_a_second_fit_without_evaluation(
 ) -> None:
     """Workers run the steps of the first one until something else needs them."""
     found = _under("parameter_server", tmp_path, program)
-    beside_fit.assert_as_by_fit(found, _plain(program), dtype)
+    assert_as_by_fit(found, _plain(program), dtype)
 
 
 @pytest.mark.exhaustive
@@ -153,7 +150,7 @@ def test_each_optimizer_updates_as_with_fit(
     tmp_path: pathlib.Path, optimizer: str, strategy: str
 ) -> None:
     found = _under(strategy, tmp_path, "each_optimizer", optimizer)
-    beside_fit.assert_as_by_fit(found, _plain("each_optimizer", optimizer))
+    assert_as_by_fit(found, _plain("each_optimizer", optimizer))
 
 
 @pytest.mark.parametrize(
@@ -171,7 +168,7 @@ def test_a_step_of_its_own_trains_as_with_fit(
     tmp_path: pathlib.Path, model: str, strategy: str
 ) -> None:
     found = _under(strategy, tmp_path, str(_OWN_STEPS_PROGRAM), model)
-    beside_fit.assert_as_by_fit(found, _plain(str(_OWN_STEPS_PROGRAM), model))
+    assert_as_by_fit(found, _plain(str(_OWN_STEPS_PROGRAM), model))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +197,7 @@ def test_a_call_of_fit_does_what_keras_does(
     tmp_path: pathlib.Path, calls: str, strategy: str
 ) -> None:
     found = _under(strategy, tmp_path, str(_CALLS_PROGRAM), calls)
-    beside_fit.assert_as_by_fit(found, _plain(str(_CALLS_PROGRAM), calls))
+    assert_as_by_fit(found, _plain(str(_CALLS_PROGRAM), calls))
 
 
 _NORMALIZED = """
@@ -242,9 +239,9 @@ for rows in (29, 41):
 def test_unequal_shards_share_the_moments_of_a_step_of_its_own(
     tmp_path: pathlib.Path, strategy: str
 ) -> None:
-    plain = beside_fit.by_fit(tmp_path, _NORMALIZED)
-    found = beside_fit.under(tmp_path, _NORMALIZED, *_STRATEGIES[strategy])
-    beside_fit.assert_as_by_fit(found, plain)
+    plain = by_fit(tmp_path, _NORMALIZED)
+    found = under(tmp_path, _NORMALIZED, *FLAGS[strategy])
+    assert_as_by_fit(found, plain)
 
 
 def test_a_sum_over_a_normalized_batch_is_one_over_replicas(
@@ -258,9 +255,9 @@ def test_a_sum_over_a_normalized_batch_is_one_over_replicas(
         "self.compute_loss(x, y, self(x, training=True))",
         "tf.reduce_sum((y - self(x, training=True)) ** 2) / 8",
     )
-    plain = beside_fit.by_fit(tmp_path, text)
-    found = beside_fit.under(tmp_path, text, *_STRATEGIES["mirrored"])
-    beside_fit.assert_as_by_fit(found, plain)
+    plain = by_fit(tmp_path, text)
+    found = under(tmp_path, text, *FLAGS["mirrored"])
+    assert_as_by_fit(found, plain)
 
 
 _AVERAGED = """
@@ -306,6 +303,6 @@ def test_averages_go_to_their_weights_after_a_step_of_its_own(
     tmp_path: pathlib.Path,
 ) -> None:
     """The compiled optimizer alone replaces weights, in the order of its `build`."""
-    plain = beside_fit.by_fit(tmp_path, _AVERAGED)
-    found = beside_fit.under(tmp_path, _AVERAGED, *_STRATEGIES["mirrored"])
-    beside_fit.assert_as_by_fit(found, plain)
+    plain = by_fit(tmp_path, _AVERAGED)
+    found = under(tmp_path, _AVERAGED, *FLAGS["mirrored"])
+    assert_as_by_fit(found, plain)

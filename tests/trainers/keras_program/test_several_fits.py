@@ -278,6 +278,35 @@ def test_layers_are_frozen_by_the_next_compile(tmp_path: pathlib.Path) -> None:
     assert_trains_as_by_fit(_FREEZING, "one_device", tmp_path)
 
 
+_WITHOUT_MODE = """
+class Net(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.norm = keras.layers.BatchNormalization()
+        self.dropout = keras.layers.Dropout(0.5)
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs, **kwargs):
+        return self.dense(self.dropout(self.norm(inputs), **kwargs))
+
+class OfOneArgument(Net):
+    def call(self, inputs):
+        return super().call(inputs)
+
+keras.utils.set_random_seed(0)
+for net in (Net(), OfOneArgument()):
+    net.compile("sgd", "mse")
+    net.fit(x, y, batch_size=16, validation_data=(x, y))
+"""
+
+
+def test_a_call_without_an_argument_training_has_no_mode(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Keras neither normalizes by the batch nor drops anything there."""
+    assert_trains_as_by_fit(_WITHOUT_MODE, "mirrored", tmp_path)
+
+
 # As in TensorFlow's tutorial on regression: the first rows make the input of a model.
 _CALLED_BEFORE = """
 import keras
