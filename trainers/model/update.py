@@ -84,7 +84,10 @@ class ModelUpdate:
     def apply_prepared(self, prepared: ReplicaOutputs) -> None:
         # First, because a layer may have written weights that are trained.
         self.assign_layer_state(prepared.state)
-        self._optimizer.apply(list(prepared.gradients), self._model.trainable_variables)
+        # As `fit` does: a class may override this method, and not `apply`.
+        weights = self._model.trainable_variables
+        pairs = zip(prepared.gradients, weights, strict=True)
+        self._optimizer.apply_gradients(list(pairs))
 
     def adapt_loss_scale(
         self, sums: Mapping[str, tf.Tensor], is_finite: tf.Tensor

@@ -10,6 +10,7 @@ from keras.src.backend.common.stateless_scope import (
     get_stateless_scope,
     in_stateless_scope,
 )
+from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from strategies.common.private_apis.variables import make_anew
 
@@ -197,14 +198,14 @@ def restore_methods(optimizer: keras.optimizers.Optimizer) -> None:
     vars(optimizer._iterations).pop("assign_add", None)
 
 
-@functools.cache
 def hand_over_updates(kind: type[Any]) -> None:
     """Makes optimizers ask a scope of some kind, for good.
 
     A model's own `train_step` calls its optimizers itself. Inside of such a scope they
     update nothing: the scope's `catch` gets the gradients, and its `scale_loss` the
     loss. Keras keeps the innermost scope of each thread, and has no public name for it
-    (keras/src/backend/common/stateless_scope.py).
+    (keras/src/backend/common/stateless_scope.py). A class that overrides a method gets
+    the gradients where the update is made, which are then of the global batch.
 
     Args:
       kind: Subclass of `keras.StatelessScope`.
@@ -218,6 +219,7 @@ def hand_over_updates(kind: type[Any]) -> None:
                 return instead(scope, *args, **kwargs)
             return original(*args, **kwargs)
 
+        ask.asks_for = kind  # type: ignore[attr-defined]
         return ask
 
     # With the names that a step may give its arguments by.
@@ -228,10 +230,30 @@ def hand_over_updates(kind: type[Any]) -> None:
             trainable_variables = optimizer._trainable_variables
         scope.catch(optimizer, grads, trainable_variables)
 
-    # Those with an `apply` of their own. Keras 3.12 has no MultiOptimizer.
-    kinds = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
-    for optimizer in filter(None, (getattr(keras.optimizers, k, None) for k in kinds)):
-        optimizer.apply = in_scope(optimizer.apply, catch)
-        optimizer.scale_loss = in_scope(
-            optimizer.scale_loss, lambda scope, optimizer, loss: scope.scale_loss(loss)
-        )
+    def catch_pairs(scope: Any, optimizer: Any, grads_and_vars: Any) -> Any:
+        gradients, variables = zip(*grads_and_vars, strict=True)
+        scope.catch(optimizer, gradients, variables)
+        return optimizer._iterations
+
+    def scale(scope: Any, optimizer: Any, loss: Any) -> Any:
+        return scope.scale_loss(loss)
+
+    instead: dict[str, Callable[..., Any]] = {
+        "apply": catch,
+        "apply_gradients": catch_pairs,
+        "scale_loss": scale,
+    }
+    # A program may have made further classes since the last scope.
+    for optimizer in _with_subclasses(BaseOptimizer):
+        for name, method in instead.items():
+            # Inherited ones are asked in the class that has them.
+            original = vars(optimizer).get(name)
+            if original and getattr(original, "asks_for", None) is not kind:
+                setattr(optimizer, name, in_scope(original, method))
+
+
+def _with_subclasses(kind: type[Any]) -> Iterator[type[Any]]:
+    """Yields a class and all classes that are derived from it."""
+    yield kind
+    for below in kind.__subclasses__():
+        yield from _with_subclasses(below)

@@ -208,6 +208,13 @@ class Ahead(optimizers.Optimizer):
         for variable, slow in zip(trainable_variables, self.slow):
             slow.assign(0.5 * (slow + variable))
 
+class Changing(optimizers.SGD):
+    def apply_gradients(self, grads_and_vars):
+        return super().apply_gradients([(0.5 * g, v) for g, v in grads_and_vars])
+
+    def apply(self, grads, trainable_variables=None):
+        super().apply([g + 0.01 for g in grads], trainable_variables)
+
 class Own(keras.Sequential):
     def train_step(self, data):
         with tf.GradientTape() as tape:
@@ -220,8 +227,13 @@ map_of = optimizers.OptimizerMap(optimizers.SGD(0.1), {".*bias": optimizers.Adam
 both = optimizers.MultiOptimizer(map_of)
 each = optimizers.MultiOptimizer(lambda variable: optimizers.SGD(0.1))
 ahead = Ahead(optimizers.SGD(0.1, momentum=0.9))
-kinds = keras.Sequential, Own, keras.Sequential
-for kind, optimizer in zip(kinds, [both, each, ahead]):
+for kind, optimizer in (
+    (keras.Sequential, both),
+    (Own, each),
+    (keras.Sequential, ahead),
+    (keras.Sequential, Changing(0.1)),
+    (Own, Changing(0.1)),
+):
     keras.utils.set_random_seed(0)
     model = kind([keras.layers.Input((4,)), keras.layers.Dense(1)])
     model.compile(optimizer, "mse")
@@ -232,8 +244,13 @@ for kind, optimizer in zip(kinds, [both, each, ahead]):
 """
 
 
-def test_optimizers_inside_of_another_update(tmp_path: pathlib.Path) -> None:
-    """Each sums gradients over replicas by itself, unless it is prevented."""
+def test_optimizers_of_others_and_of_the_users_classes_update(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Each sums gradients over replicas by itself, unless it is prevented.
+
+    What a class does to gradients, it does to the sum over replicas, and once.
+    """
     assert_trains_as_by_fit(_OPTIMIZERS_OF_OPTIMIZERS, "mirrored", tmp_path)
 
 

@@ -54,13 +54,13 @@ class SeveralOptimizers(tf.Module):
         """Variables of all optimizers."""
         return [v for optimizer, _ in self.parts for v in optimizer.variables]
 
-    def apply(
-        self, gradients: Sequence[Any], variables: Sequence[keras.Variable]
+    def apply_gradients(
+        self, grads_and_vars: Sequence[tuple[Any, keras.Variable]]
     ) -> None:
         """Applies gradients that are not None, each by the variable's optimizer."""
         by_variable = {
             id(variable): gradient
-            for variable, gradient in zip(variables, gradients, strict=True)
+            for gradient, variable in grads_and_vars
             if gradient is not None
         }
         for optimizer, own in self.parts:
@@ -70,7 +70,7 @@ class SeveralOptimizers(tf.Module):
                 if is_multi_optimizer(optimizer):
                     # It demands all of its variables, also those without a gradient.
                     found = own
-                optimizer.apply([by_variable.get(id(v)) for v in found], found)
+                optimizer.apply_gradients([(by_variable.get(id(v)), v) for v in found])
 
     def finalize_variable_values(self, variables: Sequence[keras.Variable]) -> None:
         """Replaces weights by the averages of the compiled optimizer, as `fit` does."""

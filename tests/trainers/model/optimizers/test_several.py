@@ -18,5 +18,5 @@ def test_an_optimizer_of_others_trains_beside_a_weight_without_a_gradient() -> N
     optimizer = keras.optimizers.MultiOptimizer(chosen)
     optimizer.build([first, second])
     several = SeveralOptimizers([(optimizer, [first, second])], optimizer)
-    several.apply([tf.constant([1.0]), None], [first, second])
+    several.apply_gradients([(tf.constant([1.0]), first), (None, second)])
     assert [float(v.numpy()[0]) for v in (first, second)] == [0.5, 1.0]
