@@ -48,6 +48,18 @@ def trained_as_traced(model: keras.Model) -> Iterator[None]:
 
 # Flags of the layers of a model, and flags of its weights.
 TrainableFlags = tuple[Sequence[bool], Sequence[bool]]
+# The same with the layer, or the weight, of each.
+TrainableParts = tuple[
+    Sequence[tuple[keras.layers.Layer, bool]], Sequence[tuple[keras.Variable, bool]]
+]
+
+
+def trainable_parts(model: keras.Model) -> TrainableParts:
+    """Returns the layers and weights of a model, each with its `trainable`."""
+    return (
+        [(layer, layer.trainable) for layer in flat_layers(model)],
+        [(weight, weight.trainable) for weight in model.weights],
+    )
 
 
 def trainable_flags(model: keras.Model) -> TrainableFlags:
@@ -55,35 +67,42 @@ def trainable_flags(model: keras.Model) -> TrainableFlags:
 
     A model saves the configuration of its class alone (keras/src/models/model.py).
     """
-    return (
-        [layer.trainable for layer in flat_layers(model)],
-        [weight.trainable for weight in model.weights],
-    )
+    layers, weights = trainable_parts(model)
+    return [flag for _, flag in layers], [flag for _, flag in weights]
 
 
 def set_trainable_flags(model: keras.Model, flags: TrainableFlags) -> None:
     """Gives the layers and weights of a model the flags of an equal model."""
     of_layers, of_weights = flags
-    _set_trainable(zip(flat_layers(model), of_layers, strict=True))
-    for weight, flag in zip(model.weights, of_weights, strict=True):
-        weight.trainable = flag
+    layers = list(zip(flat_layers(model), of_layers, strict=True))
+    _set_trainable_parts((layers, list(zip(model.weights, of_weights, strict=True))))
 
 
 @contextlib.contextmanager
-def trainable_as(model: keras.Model, flags: TrainableFlags) -> Iterator[None]:
-    """Gives the layers and weights of a model some flags inside the block."""
+def trainable_as(model: keras.Model, parts: TrainableParts) -> Iterator[None]:
+    """Gives layers and weights of a model some flags inside the block.
+
+    A layer that is made meanwhile, as by the first call of `test_step`, has its own.
+    """
     # Threads of replicas take turns in the block where a layer sums over replicas: the
     # first one has seen what is outside.
-    key = "_flags_outside"
+    key = "_parts_outside"
     is_first = key not in vars(model)
-    outside = vars(model).setdefault(key, trainable_flags(model))
-    set_trainable_flags(model, flags)
+    outside = vars(model).setdefault(key, trainable_parts(model))
+    _set_trainable_parts(parts)
     try:
         yield
     finally:
-        set_trainable_flags(model, outside)
+        _set_trainable_parts(outside)
         if is_first:
             del vars(model)[key]
+
+
+def _set_trainable_parts(parts: TrainableParts) -> None:
+    layers, weights = parts
+    _set_trainable(layers)
+    for weight, flag in weights:
+        weight.trainable = flag
 
 
 def made_to_be_trained(model: keras.Model) -> list[keras.Variable]:

@@ -416,6 +416,8 @@ class Combined(Damped, Distributed):
     def __init__(self):
         super().__init__()
         self.teacher, self.follower = small(16), small()
+        # Which the first validation builds.
+        self.validated = keras.Sequential([layers.Rescaling(0.9)])
         self.teacher.add(layers.Dense(1, kernel_regularizer="l2"))
 
     @tf.function
@@ -436,7 +438,8 @@ class Combined(Damped, Distributed):
     @tf.function
     def test_step(self, data):
         features, labels = data
-        self.error.update_state(self.taught(features, labels), self(features))
+        predictions = self.validated(self(features))
+        self.error.update_state(self.taught(features, labels), predictions)
         return {"error": self.error.result()}
 
     def taught(self, features, labels):

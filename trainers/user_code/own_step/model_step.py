@@ -13,7 +13,7 @@ import tensorflow as tf
 from models.objective import LATEST, Summed, Values, as_logs, separated
 from strategies.common.errors import UsageError
 from strategies.common.private_apis.models import (
-    TrainableFlags,
+    TrainableParts,
     made_to_be_trained,
     trainable_as,
 )
@@ -68,7 +68,7 @@ class ModelStep:
     model: keras.Model
     name: str
     metrics: Sequence[OwnMetric]
-    trainable: TrainableFlags
+    trainable: TrainableParts
     sources: Mapping[str, Result | Computed | None] = dataclasses.field(
         default_factory=dict
     )

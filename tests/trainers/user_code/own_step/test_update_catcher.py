@@ -4,7 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from strategies.common.private_apis.models import trainable_flags
+from strategies.common.private_apis.models import trainable_parts
 from strategies.common.private_apis.optimizers import counter_of
 from tests.trainers.user_code.own_step.few import few_examples
 from trainers.user_code.own_step.model_step import ModelStep
@@ -60,7 +60,7 @@ def test_a_step_is_left_after_the_updates_that_are_needed(
     model = Described()
     model.compile("sgd")
     model.optimizer.build(model.trainable_variables)
-    flags = trainable_flags(model)
+    flags = trainable_parts(model)
     step = ModelStep(model=model, name="train_step", metrics=[], trainable=flags)
     scope, logs = step.run(few_examples(), [], num_updates=num_updates)
     assert model.num_computed == len(scope.updates) == (num_updates or 3)
