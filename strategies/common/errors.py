@@ -88,6 +88,11 @@ class UsageError(ValueError):
     change to make. The entry point prints it and ends with exit code 2.
     """
 
+    # A private mark of AutoGraph, which raises other errors of a `tf.function` as a
+    # StagingError with long words of its own (tensorflow/python/autograph/impl/api.py,
+    # `_attach_error_metadata`).
+    ag_pass_through = True
+
 
 class PeerLostError(Exception):
     """Error for a dead or unresponsive task; restarting all tasks may help."""

@@ -201,8 +201,9 @@ class CallsOfFit:
         lent = LentModel(model, self._flag, self._traced)
         spec = lent.spec(data, config)
         num_shards = config.strategy.num_shards(self._strategy.num_replicas)
-        if lent.remark is not None and num_shards > 1:
-            self._warn(lent.remark)
+        of_several = lent.remark if num_shards > 1 else None
+        for remark in filter(None, (lent.remark_of_any, of_several)):
+            self._warn(remark)
         parts = assemble_parts(config, self._strategy, data, spec, self._phase)
         return lent, parts
 

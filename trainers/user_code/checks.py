@@ -24,7 +24,10 @@ from trainers.user_code.few_examples import shapes_in_words
 from trainers.user_code.outer_variables import AssignmentScope, check_assigned
 
 # In place of which `fit` and `evaluate` would call them.
-_OF_FIT = ("train_step", "test_step", "compute_loss", "compute_metrics")
+_OF_FIT = (
+    *("train_step", "test_step", "compute_loss", "compute_metrics"),
+    "get_metrics_result",
+)
 
 
 def check_states(model: keras.Model) -> None:

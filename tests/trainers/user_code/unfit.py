@@ -45,6 +45,11 @@ class OwnEvaluation(factories.Nested):
         return {}
 
 
+class OwnResults(factories.Nested):
+    def get_metrics_result(self) -> Any:
+        return {}
+
+
 class CountsCalls(keras.layers.Layer):
     """Keeps a number that belongs to no replica and to no checkpoint."""
 
@@ -52,6 +57,7 @@ class CountsCalls(keras.layers.Layer):
         super().__init__()
         self.seen = tf.Variable(0.0, trainable=False, name="seen")
 
+    @tf.function
     def call(self, inputs: Any) -> Any:
         self.seen.assign_add(1.0)
         return inputs
@@ -328,6 +334,12 @@ def without_call() -> keras.Model:
 
 def own_evaluation() -> keras.Model:
     model = OwnEvaluation()
+    model.compile(loss="sparse_categorical_crossentropy")
+    return model
+
+
+def own_results() -> keras.Model:
+    model = OwnResults()
     model.compile(loss="sparse_categorical_crossentropy")
     return model
 

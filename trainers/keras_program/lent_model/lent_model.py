@@ -59,6 +59,7 @@ class LentModel:
     Attributes:
       model: The program's model.
       remark: Warning about what replicas cannot do alike, after `spec`; None for none.
+      remark_of_any: Warning about what one replica, too, does otherwise than `fit`.
     """
 
     def __init__(self, model: keras.Model, flag: str, traced: TracedModels):
@@ -71,6 +72,7 @@ class LentModel:
         """
         self.model = model
         self.remark: str | None = None
+        self.remark_of_any: str | None = None
         self._flag = flag
         self._give_back: Callable[[], None] | None = None
         # Puts back what the strategy has made for an earlier `fit`.
@@ -109,6 +111,7 @@ class LentModel:
             objective = self._own_objective(compiled, rows)
             if objective is not None:
                 self.remark = objective.remark
+                self.remark_of_any = objective.remark_of_any
                 self._take_optimizers(objective)
             else:
                 build_with(self.model, compiled.few)

@@ -68,6 +68,7 @@ class OwnStep:
       rows: Only number of examples that a step computes; None if it takes any.
       normalizes: True if a layer normalizes over the examples of a batch.
       remark: Warning if several replicas train otherwise than one; None for none.
+      remark_of_any: Warning if one replica, too, trains otherwise than `fit`.
     """
 
     train: ModelStep
@@ -79,6 +80,7 @@ class OwnStep:
     rows: int | None
     normalizes: bool
     remark: str | None
+    remark_of_any: str | None
     # Not fields: see `Objective`; `keras.Model.compile` takes no such step.
     classes = compiled = totals = None
     has_layer_losses = True

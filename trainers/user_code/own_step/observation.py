@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -33,11 +34,12 @@ from trainers.user_code.own_step.model_step import (
 from trainers.user_code.own_step.reported import (
     Computed,
     Result,
+    metrics_used,
     of_any_size,
     results_noted,
     source_of,
 )
-from trainers.user_code.own_step.update_catcher import CaughtUpdate
+from trainers.user_code.own_step.update_catcher import CaughtUpdate, UpdateCatcher
 from trainers.user_code.state_remark import (
     changes_in,
     normalizations,
@@ -64,6 +66,7 @@ class Observed(NamedTuple):
       numbers: Number of each reported name, for all examples and each half, float64
         [3].
       state_remark: Warning about the state of layers; None for none.
+      metrics_used: Names of metrics whose results gradients or weights depend on.
       is_linear: True if gradients are the mean or the sum of the halves' gradients.
       gives_sums: True if gradients are sums over examples, and no means.
       run: Function that returns the observations of a batch.
@@ -82,6 +85,7 @@ class Observed(NamedTuple):
     sources: Mapping[str, Result | Computed | None]
     numbers: Mapping[str, np.ndarray]
     state_remark: str | None
+    metrics_used: Sequence[str]
     is_linear: bool
     gives_sums: bool
     run: Callable[[Batch], Any]
@@ -116,6 +120,7 @@ def observe(step: ModelStep, few: Batch, is_divisible: bool) -> Observed:
     numbers = StepRandomNumbers(0, replayed)
     # Of each trace, that of all examples first.
     kept: list[tuple[Any, Mapping[str, Any]]] = []
+    used: set[int] = set()
     # A normalization of halves changes what comes after it.
     variables = [] if normalizes_batches(step.model) else users_state(step.model)
 
@@ -126,6 +131,7 @@ def observe(step: ModelStep, few: Batch, is_divisible: bool) -> Observed:
             scope, logs = step.run(batch, [*keyed, *regularized_weights(step.model)])
             results = flat_logs(step.model.get_metrics_result(), step.name)
         check_assigned(scope, step.model, metrics)
+        used.update(metrics_used(_trained_and_written(scope, metrics), noted))
         # At the end of an epoch Keras prefers the results of metrics with the same
         # names (keras/src/trainers/trainer.py, `_get_metrics_result_or_logs`).
         reported = results if results.keys() == logs.keys() else logs
@@ -159,6 +165,7 @@ def observe(step: ModelStep, few: Batch, is_divisible: bool) -> Observed:
         draws_for_examples=replayed.are_of_examples,
         sources=sources,
         state_remark=remark_on(variables, np.array(states[:-1]), rounding),
+        metrics_used=[step.metrics[index].metric.name for index in sorted(used)],
         is_linear=is_mean or is_sum,
         gives_sums=is_sum and not is_mean,
         run=run,
@@ -187,6 +194,21 @@ def _arrays(outputs: Sequence[Any], names: Iterable[str]) -> dict[str, Any]:
         "gradients": np.array(flat, np.float64),
         "numbers": numbers,
     }
+
+
+def _trained_and_written(
+    scope: UpdateCatcher, metrics: Sequence[keras.metrics.Metric]
+) -> list[tf.Tensor]:
+    """Returns gradients, and new values of variables that are of no metric."""
+    counted = {id(variable) for metric in metrics for variable in metric.variables}
+    gradients = [g for update in scope.updates for g in update.gradients.values()]
+    written = [
+        scope.get_current_value(variable)
+        for variable in scope.assigned
+        if id(variable) not in counted
+    ]
+    values = tf.nest.flatten([gradients, written], expand_composites=True)
+    return [value for value in values if tf.is_symbolic_tensor(value)]
 
 
 def _normalizes(step: ModelStep, scope: AssignmentScope) -> bool:

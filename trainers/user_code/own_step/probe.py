@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
-from strategies.common.private_apis.models import flat_layers, trainable_flags
+from strategies.common.private_apis.models import flat_layers, trainable_parts
 from strategies.common.text import NUMBER_MATTERS
 from strategies.common.types import Batch
 from trainers.user_code.checks import has_own_step
@@ -84,6 +84,7 @@ def own_step(
         normalizes=seen.normalizes,
         # Compiled metrics are the same ones in both steps.
         remark="; ".join(dict.fromkeys(remarks)) or None,
+        remark_of_any=_remark_of_any(train, seen),
     )
 
 
@@ -114,14 +115,15 @@ def _check_updates(model: keras.Model, seen: Observed) -> None:
 
 def _remarks(step: ModelStep, seen: Observed, few: Batch) -> Iterator[str]:
     """Yields warnings if a step, or one of its metrics, does not divide into shards."""
+    remark = _remark(step, seen, few)
     # A metric may count predictions, which differ in a half of a normalized batch.
     if not seen.normalizes:
         for own in step.metrics:
             # The remark on gradients is one on the loss.
-            if own.combines and own.metric.name != "loss":
+            if own.combines and not (remark and own.metric.name == "loss"):
                 shapes = compared_by(step.model, own.metric, few)
                 yield counts_combinations(own.metric.name, *shapes)
-    if remark := _remark(step, seen, few):
+    if remark:
         yield remark
 
 
@@ -163,6 +165,18 @@ def _remark(step: ModelStep, seen: Observed, few: Batch) -> str | None:
     )
 
 
+def _remark_of_any(step: ModelStep, seen: Observed) -> str | None:
+    """Returns a warning if a step is another one than in `fit` on one replica, too."""
+    if not seen.metrics_used:
+        return None
+    return (
+        f"{type(step.model).__name__}.{step.name} trains or sets a weight by the "
+        f"result of {', '.join(seen.metrics_used)}, which in fit is of all steps of "
+        "the epoch so far, and here of one step: keep their sum in a weight "
+        "(add_weight)"
+    )
+
+
 def _build(model: keras.Model, few: Batch) -> None:
     """Makes the variables of layers, metrics and optimizers as `fit` does.
 
@@ -189,7 +203,7 @@ def _probed(
         model=model,
         name=name,
         metrics=_metrics_of(model),
-        trainable=trainable_flags(model),
+        trainable=trainable_parts(model),
         divides_penalties=divides_penalties,
     )
     try:

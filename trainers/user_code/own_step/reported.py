@@ -1,7 +1,7 @@
 """Sources of the values a step reports: metrics, or numbers computed from them."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -65,20 +65,17 @@ def source_of(
             return source
     if not tf.is_symbolic_tensor(value):
         return None
-    sources = {one.name: of for one, of in noted if tf.is_symbolic_tensor(one)}
+    sources = _symbolic(noted)
     used: dict[str, Result] = {}
     names: set[str] = set()
-    pending = [value]
-    while pending:
-        tensor = pending.pop()
+    for tensor in _origins([value], sources):
         operation = tensor.op
         if tensor.name in sources:
             used[tensor.name] = sources[tensor.name]
         elif operation.type == "Placeholder" or operation.op_def.is_stateful:
             return None
-        elif operation.name not in names:
+        else:
             names.add(operation.name)
-            pending += operation.inputs
     if not used:
         return None
     part = _part(value.graph, names)
@@ -88,6 +85,38 @@ def source_of(
         function=_function(part, value.name, list(used)),
         constants=[value.SerializeToString() for value in constants],
     )
+
+
+def metrics_used(
+    values: Sequence[tf.Tensor], noted: Sequence[tuple[Any, Result]]
+) -> set[int]:
+    """Returns the indices of the metrics from whose results some values are computed.
+
+    Args:
+      values: Values that a step writes or differentiates, while it is being traced.
+      noted: Results of metrics in the same step.
+    """
+    sources = _symbolic(noted)
+    found = (sources.get(tensor.name) for tensor in _origins(values, sources))
+    return {index for index, _ in filter(None, found)}
+
+
+def _symbolic(noted: Sequence[tuple[Any, Result]]) -> dict[str, Result]:
+    """Returns the metric of each result that is a tensor, by the tensor's name."""
+    return {one.name: of for one, of in noted if tf.is_symbolic_tensor(one)}
+
+
+def _origins(values: Sequence[tf.Tensor], known: Container[str]) -> Iterator[tf.Tensor]:
+    """Yields some tensors and all that they are computed from, up to known ones."""
+    seen: set[str] = set()
+    pending = list(values)
+    while pending:
+        tensor = pending.pop()
+        if tensor.name not in seen:
+            seen.add(tensor.name)
+            yield tensor
+            if tensor.name not in known:
+                pending += tensor.op.inputs
 
 
 def of_any_size(

@@ -139,6 +139,61 @@ class Spread(keras.Model):
         return {"pairs": self.pairs.result()}
 
 
+class Reads(keras.Model):
+    """Computes with the result of a metric.
+
+    Args:
+      purpose: Use of the result, `train`, `write` or `report`; or `mix`, to count
+        values of examples beside their mean.
+    """
+
+    def __init__(self, purpose: str):
+        super().__init__()
+        self.purpose = purpose
+        self.project = layers.Dense(3)
+        self.mean = keras.metrics.Mean(name="loss")
+        self.kept = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def call(self, x):
+        return self.project(x)
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = of_each(self(data, training=True))
+            self.mean.update_state(loss)
+            if self.purpose == "train":
+                loss = loss * tf.stop_gradient(self.mean.result())
+        weights = self.trainable_weights
+        self.optimizer.apply_gradients(
+            zip(tape.gradient(loss, weights), weights, strict=True)
+        )
+        if self.purpose == "write":
+            self.kept.assign_add(2 * self.mean.result())
+        else:
+            self.kept.assign_add(loss)
+        if self.purpose == "mix":
+            self.mean.update_state(self(data))
+        return {"loss": self.mean.result(), "root": ops.sqrt(self.mean.result())}
+
+
+@pytest.mark.parametrize("purpose", ["train", "write", "report"])
+def test_a_result_of_a_metric_that_a_step_computes_with_is_named(purpose: str) -> None:
+    """It is that of the epoch in `fit`, and of one step here."""
+    model = Reads(purpose)
+    model.compile(optimizer="sgd")
+    found = own_step(model, few_examples(), held_out=None)
+    assert (found.remark_of_any is None) == (purpose == "report")
+
+
+def test_a_metric_of_means_and_values_is_named_if_it_is_the_loss() -> None:
+    """Keras's own `compiled_metrics` counts outputs in every mean of a model."""
+    model = Reads("mix")
+    model.compile(optimizer="sgd")
+    remark = own_step(model, few_examples(), held_out=None).remark
+    assert remark is not None
+    assert "loss" in remark
+
+
 def test_a_metric_of_pairs_is_named_when_only_the_evaluation_has_it() -> None:
     model = Spread()
     model.compile(optimizer="sgd")
