@@ -1,4 +1,4 @@
-# Needs make and Python 3.10 to 3.13. `make help` lists what there is to do.
+# Needs make and Python 3.11 to 3.13. `make help` lists what there is to do.
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-builtin-rules
 
@@ -150,7 +150,7 @@ clean: ## Remove .venv, caches and build/; runs/ stays
 # One lock holds every Python version and platform, told apart by markers.
 compile = build/uv/bin/uv pip compile pyproject.toml \
 	--output-file=requirements/$(1).lock $(2) $(ARGS) \
-	--universal --python-version=3.10 --generate-hashes --only-binary=:all: \
+	--universal --python-version=3.11 --generate-hashes --only-binary=:all: \
 	--no-python-downloads --quiet \
 	--no-header --no-emit-index-url --no-emit-find-links
 
@@ -193,9 +193,9 @@ problem = $(shell \
 		2>/dev/null) || \
 		{ echo "$(PYTHON) does not run; $(remedy)"; exit; }; \
 	case $$version in \
-		(3.1[0-3].*) ;; \
-		(*) echo "$(PYTHON) is Python $$version, and TensorFlow 2.21 needs 3.10 to 3.13; $(remedy)"; exit ;; \
+		(3.1[1-3].*) ;; \
+		(*) echo "$(PYTHON) is Python $$version, and TensorFlow 2.21 with Keras 3.15 needs 3.11 to 3.13; $(remedy)"; exit ;; \
 	esac; \
 	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 		echo "$(PYTHON) cannot make virtual environments; install its venv package (apt-get install python$${version%.*}-venv), or $(remedy)")
-remedy = name a Python 3.10 to 3.13 that is installed: make PYTHON=python3.12 $(MAKECMDGOALS)
+remedy = name a Python 3.11 to 3.13 that is installed: make PYTHON=python3.12 $(MAKECMDGOALS)

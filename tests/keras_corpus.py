@@ -1,6 +1,5 @@
 """The programs of tests/keras_programs, and the libraries that some of them need."""
 
-import importlib.metadata
 import importlib.util
 import pathlib
 
@@ -11,12 +10,12 @@ from tests import processes
 _FOLDER = processes.ROOT / "tests" / "keras_programs"
 _LIBRARIES = {
     "data_frame": ("pandas", "make install-test"),
-    "gpt2": ("keras_hub", "make install-test; Python 3.11"),
+    "gpt2": ("keras_hub", "make install-test"),
     "gpt2_weighted_tokens": (
         "keras_hub",
-        "make install-test; Python 3.11",
+        "make install-test",
     ),
-    "grain_pipeline": ("grain", "make install-test; Python 3.11"),
+    "grain_pipeline": ("grain", "make install-test"),
     # PyTorch takes 200 MB and one program needs it, so `install-test` leaves it out.
     "torch_loader": ("torch", "pip install '.[bench]'"),
 }
@@ -29,7 +28,4 @@ def path_of(name: str) -> pathlib.Path:
     library, remedy = _LIBRARIES.get(name, (None, None))
     if library is not None and importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is missing: {remedy}")
-    is_old = importlib.metadata.version("keras").startswith("3.12.")
-    if name == "divided_optimizer" and is_old:
-        pytest.skip("Keras 3.12, the newest for Python 3.10, has no MultiOptimizer")
     return _FOLDER / f"{name}.py"

@@ -235,9 +235,6 @@ def test_a_stateless_scope_catches_what_layers_write() -> None:
     np.testing.assert_array_equal(mean.numpy(), [0, 0])
 
 
-@pytest.mark.skipif(
-    keras.version().startswith("3.12."), reason="Keras 3.12 can still read them"
-)
 def test_model_losses_cannot_be_read_in_a_scope_that_maps_no_weights() -> None:
     """This is why the project calls regularizers one by one."""
     dense = keras.layers.Dense(1, kernel_regularizer="l2")

@@ -31,9 +31,6 @@ class ExitCode(enum.IntEnum):
     PEER_LOST = 138
     TERMINATED = 143
 
-    # Tasks read the number in a file. Python 3.10 would write ExitCode.DONE.
-    __str__ = int.__repr__
-
 
 class DivergedError(Exception):
     """Error for a loss, a gradient or a weight that is not finite."""

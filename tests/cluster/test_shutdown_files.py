@@ -1,7 +1,6 @@
 """Tests of the files by which a chief tells its servers how the run has ended."""
 
 import contextlib
-import enum
 import pathlib
 import socket
 import time
@@ -13,7 +12,6 @@ import tensorflow as tf
 from strategies import parameter_server
 from strategies.cluster.probes import is_serving
 from strategies.cluster.spec import Cluster
-from strategies.common.errors import ExitCode
 from strategies.parameter_server import ParameterServer
 from tests.cluster.tasks import cluster
 from trainers.run_dir.run_dir import RunDir
@@ -22,12 +20,6 @@ pytestmark = pytest.mark.cluster
 
 # The exit code of a refused run, after which the folder must not exist.
 REFUSED = 2
-
-
-def test_an_exit_code_is_written_in_digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    # As in Python 3.10.
-    monkeypatch.setattr(enum.IntEnum, "__str__", enum.Enum.__str__)
-    assert str(ExitCode.DONE) == "0"
 
 
 def test_a_server_removes_the_folder_of_a_refused_run_after_the_chief_is_gone(

@@ -28,11 +28,6 @@ class MeanPenalty(keras.layers.Layer):
         return inputs
 
 
-# Keras 3.12, the newest for Python 3.10, sums this penalty over a batch; later versions
-# take its mean. Sums over the shares of replicas would not add up to a mean.
-ACTIVITY_FACTOR = 0.0 if keras.version().startswith("3.12.") else 0.125
-
-
 def penalized(strategy: str, replicas: int, axis: int | None = None) -> TrainingParts:
     return assemble_custom(
         strategy,
@@ -40,9 +35,7 @@ def penalized(strategy: str, replicas: int, axis: int | None = None) -> Training
         lambda: [
             keras.layers.Dense(4, kernel_regularizer=keras.regularizers.L2(0.25)),
             MeanPenalty(axis),
-            keras.layers.Dense(
-                2, activity_regularizer=keras.regularizers.L2(ACTIVITY_FACTOR)
-            ),
+            keras.layers.Dense(2, activity_regularizer=keras.regularizers.L2(0.125)),
         ],
         FEATURES.astype(np.float32),
         global_batch_size=8,
@@ -82,7 +75,7 @@ def test_the_penalties_are_in_the_loss(axis: int | None) -> None:
         np.mean(np.square(outputs))
         + 0.25 * np.sum(np.square(first.kernel.numpy()))
         + 0.5 * np.sum(np.mean(np.square(hidden), axis))
-        + ACTIVITY_FACTOR * np.sum(np.square(outputs)) / len(rows)
+        + 0.125 * np.sum(np.square(outputs)) / len(rows)
     )
     sums = train(assembly, 1)
     assert sums["loss"][0] / sums["examples"][0] == pytest.approx(expected, rel=1e-12)

@@ -61,8 +61,7 @@ class LayerState:
             and layer.built
             # One with a momentum of 1 keeps its statistics.
             and layer.momentum != 1
-            # Keras 3.12, the newest version for Python 3.10, has no renormalization.
-            and not getattr(layer, "renorm", False)
+            and not layer.renorm
         ]
         # Positions of moving means by those of their layers.
         position = {id(v): str(index) for index, v in enumerate(self._writable)}

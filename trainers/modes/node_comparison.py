@@ -12,7 +12,7 @@ from trainers.config.groups import option
 from trainers.reporting.result import hardware, versions
 
 # Versions in pyproject.toml; a test compares them.
-SUPPORTED = {"tensorflow": ("2.21",), "keras": ("3.12", "3.15")}
+SUPPORTED = {"tensorflow": "2.21", "keras": "3.15"}
 
 # Settings that may differ between tasks of one training: of a machine, such as paths,
 # of a process, or of the chief alone.
@@ -43,11 +43,9 @@ def unsupported(node_info: Mapping[str, Any]) -> Iterator[str]:
     """Yields a line for each unsupported version of this process."""
     for name, accepted in SUPPORTED.items():
         version = node_info["versions"][name]
-        if ".".join(version.split(".")[:2]) not in accepted:
-            yield (
-                f"{name} {version} is not supported: install {' or '.join(accepted)} "
-                "(make install)."
-            )
+        if ".".join(version.split(".")[:2]) != accepted:
+            words = f"install {accepted} (make install)"
+            yield f"{name} {version} is not supported: {words}."
 
 
 def differences(

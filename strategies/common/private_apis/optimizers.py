@@ -107,9 +107,7 @@ def find_weights_again(optimizer: keras.optimizers.Optimizer) -> None:
 
 def is_multi_optimizer(optimizer: Any) -> bool:
     """Returns whether an optimizer divides weights among others."""
-    # Keras 3.12, the newest version for Python 3.10, has no such class.
-    kind: Any = getattr(keras.optimizers, "MultiOptimizer", ())
-    return isinstance(optimizer, kind)
+    return isinstance(optimizer, keras.optimizers.MultiOptimizer)
 
 
 def weights_of(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:

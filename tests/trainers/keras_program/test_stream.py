@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import grain
 import keras
 import numpy as np
 import pytest
@@ -204,14 +205,14 @@ class _Sums:
         return self.rows[index], self.rows[index].sum(keepdims=True)
 
 
-def _dataset(grain: Any) -> Any:
+def _dataset() -> Any:
     # Threads that read ahead would outlive the test.
     options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
     shuffled = grain.MapDataset.source(_Sums()).shuffle(seed=1)
     return shuffled.to_iter_dataset(options).batch(20)
 
 
-def _loader(grain: Any) -> Any:
+def _loader() -> Any:
     return grain.DataLoader(
         data_source=_Sums(),
         sampler=grain.samplers.IndexSampler(50, shuffle=True, seed=1, num_epochs=1),
@@ -222,14 +223,13 @@ def _loader(grain: Any) -> Any:
 
 @pytest.mark.parametrize("made_with", [_dataset, _loader])
 def test_batches_of_grain_are_those_of_each_pass(
-    made_with: Callable[[Any], Any],
+    made_with: Callable[[], Any],
 ) -> None:
-    grain = pytest.importorskip("grain", reason="grain is missing: Python 3.11")
-    opened = open_stream(made_with(grain), None, "training data")
+    opened = open_stream(made_with(), None, "training data")
     assert (opened.batch_size, opened.num_batches) == (20, 3)
     order = Order(num_examples=60, global_batch_size=20, seed=None)
     found = list(opened.batches(order, 0, 6).dataset(0, 1))
-    expected = [*made_with(grain), *made_with(grain)]
+    expected = [*made_with(), *made_with()]
     for batch, (rows, sums) in zip(found, expected, strict=True):
         np.testing.assert_array_equal(batch.features, rows)
         np.testing.assert_array_equal(batch.labels, sums)

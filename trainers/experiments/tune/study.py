@@ -69,7 +69,7 @@ def _distribution(tuning: Tuning) -> dict[str, Any]:
 
 
 def _in_words(seconds: float) -> str:
-    return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).isoformat()
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat()
 
 
 def _end_of(run: Run) -> float:

@@ -9,9 +9,6 @@ from trainers.model.optimizers.several import SeveralOptimizers
 
 # Keras warns of it, as in `fit`.
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
-@pytest.mark.skipif(
-    not hasattr(keras.optimizers, "MultiOptimizer"), reason="Keras 3.12 has none"
-)
 def test_an_optimizer_of_others_trains_beside_a_weight_without_a_gradient() -> None:
     first, second = keras.Variable([1.0]), keras.Variable([1.0])
     chosen = keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.5))
