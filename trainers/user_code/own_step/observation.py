@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -39,7 +38,7 @@ from trainers.user_code.own_step.reported import (
     results_noted,
     source_of,
 )
-from trainers.user_code.own_step.update_catcher import CaughtUpdate, UpdateCatcher
+from trainers.user_code.own_step.update_catcher import CaughtUpdate
 from trainers.user_code.state_remark import (
     changes_in,
     normalizations,
@@ -131,7 +130,7 @@ def observe(step: ModelStep, few: Batch, is_divisible: bool) -> Observed:
             scope, logs = step.run(batch, [*keyed, *regularized_weights(step.model)])
             results = flat_logs(step.model.get_metrics_result(), step.name)
         check_assigned(scope, step.model, metrics)
-        used.update(metrics_used(_trained_and_written(scope, metrics), noted))
+        used.update(metrics_used(scope, metrics, noted))
         # At the end of an epoch Keras prefers the results of metrics with the same
         # names (keras/src/trainers/trainer.py, `_get_metrics_result_or_logs`).
         reported = results if results.keys() == logs.keys() else logs
@@ -194,21 +193,6 @@ def _arrays(outputs: Sequence[Any], names: Iterable[str]) -> dict[str, Any]:
         "gradients": np.array(flat, np.float64),
         "numbers": numbers,
     }
-
-
-def _trained_and_written(
-    scope: UpdateCatcher, metrics: Sequence[keras.metrics.Metric]
-) -> list[tf.Tensor]:
-    """Returns gradients, and new values of variables that are of no metric."""
-    counted = {id(variable) for metric in metrics for variable in metric.variables}
-    gradients = [g for update in scope.updates for g in update.gradients.values()]
-    written = [
-        scope.get_current_value(variable)
-        for variable in scope.assigned
-        if id(variable) not in counted
-    ]
-    values = tf.nest.flatten([gradients, written], expand_composites=True)
-    return [value for value in values if tf.is_symbolic_tensor(value)]
 
 
 def _normalizes(step: ModelStep, scope: AssignmentScope) -> bool:

@@ -1,7 +1,7 @@
 """Sources of the values a step reports: metrics, or numbers computed from them."""
 
 import contextlib
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from strategies.common.private_apis.graphs import counted_alone
 from strategies.common.private_apis.replaced import replaced_in
+from trainers.user_code.own_step.update_catcher import UpdateCatcher
 
 # Position of a metric and the name in its result, which is empty for one number.
 Result = tuple[int, str]
@@ -88,16 +89,28 @@ def source_of(
 
 
 def metrics_used(
-    values: Sequence[tf.Tensor], noted: Sequence[tuple[Any, Result]]
+    scope: UpdateCatcher,
+    metrics: Sequence[keras.metrics.Metric],
+    noted: Sequence[tuple[Any, Result]],
 ) -> set[int]:
-    """Returns the indices of the metrics from whose results some values are computed.
+    """Returns the indices of metrics by whose results a step trains or sets weights.
 
     Args:
-      values: Values that a step writes or differentiates, while it is being traced.
-      noted: Results of metrics in the same step.
+      scope: Scope of the step, which is being traced.
+      metrics: Metrics of the model.
+      noted: Results of metrics in the step.
     """
+    counted = {id(variable) for metric in metrics for variable in metric.variables}
+    gradients = [g for update in scope.updates for g in update.gradients.values()]
+    written = [
+        scope.get_current_value(variable)
+        for variable in scope.assigned
+        if id(variable) not in counted
+    ]
+    values = tf.nest.flatten([gradients, written], expand_composites=True)
     sources = _symbolic(noted)
-    found = (sources.get(tensor.name) for tensor in _origins(values, sources))
+    origins = _origins(filter(tf.is_symbolic_tensor, values), sources)
+    found = (sources.get(tensor.name) for tensor in origins)
     return {index for index, _ in filter(None, found)}
 
 
@@ -106,7 +119,7 @@ def _symbolic(noted: Sequence[tuple[Any, Result]]) -> dict[str, Result]:
     return {one.name: of for one, of in noted if tf.is_symbolic_tensor(one)}
 
 
-def _origins(values: Sequence[tf.Tensor], known: Container[str]) -> Iterator[tf.Tensor]:
+def _origins(values: Iterable[tf.Tensor], known: Container[str]) -> Iterator[tf.Tensor]:
     """Yields some tensors and all that they are computed from, up to known ones."""
     seen: set[str] = set()
     pending = list(values)
