@@ -15,7 +15,7 @@ def fixed_rows(model: keras.Model, features: Any) -> int | None:
     """
     if not model.built:
         return None
-    rows = {one.shape[0] for one in getattr(model, "inputs", ())} - {None}
+    rows = {shape[0] for shape in shapes_of(model, "inputs")} - {None}
     if len(rows) != 1 or tf.nest.flatten(features)[0].shape[0] in rows:
         return None
 
@@ -29,3 +29,12 @@ def fixed_rows(model: keras.Model, features: Any) -> int | None:
     except Exception:
         return int(rows.pop())
     return None
+
+
+def shapes_of(model: keras.Model, name: str) -> list[tuple[Any, ...]]:
+    """Returns the shapes of a functional model's `inputs` or `outputs`.
+
+    Other models may have attributes of any kind with these names.
+    """
+    found = tf.nest.flatten(getattr(model, name, ()))
+    return [tuple(one.shape) for one in found if isinstance(one, keras.KerasTensor)]

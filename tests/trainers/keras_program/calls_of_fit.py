@@ -38,10 +38,11 @@ class Unpacking(keras.Model):
 
     def __init__(self):
         super().__init__()
-        self.dense = layers.Dense(2)
+        # Functional models have tensors of this name.
+        self.inputs = layers.Dense(2)
 
     def call(self, inputs):
-        return self.dense(inputs)
+        return self.inputs(inputs)
 
     def train_step(self, data):
         features, labels, sample_weights = data
