@@ -23,6 +23,7 @@ from trainers.reporting.metrics import RunMetrics
 from trainers.reporting.metrics_writer import metrics_in_words
 from trainers.reporting.result import ALWAYS_FINAL
 from trainers.run_dir.run_dir import RunDir, tensorboard_command
+from trainers.user_code import PerBatchError
 from trainers.user_code.few_examples import EXAMPLES_OF_A_STEP, few_examples
 from trainers.user_code.own_step.objective import may_normalize
 from trainers.user_code.state_remark import forward_remark, normalizations
@@ -122,7 +123,10 @@ def _divided_otherwise(parts: TrainingParts) -> str | None:
     if model.script or not model.is_custom or num_shards == 1:
         return None
     few = few_examples(parts.data.sample_source, EXAMPLES_OF_A_STEP)
-    return forward_remark(parts.model, few)
+    try:
+        return forward_remark(parts.model, few)
+    except PerBatchError as error:
+        return str(error)
 
 
 def _other_optimizer(parts: TrainingParts) -> str | None:

@@ -8,7 +8,9 @@ import tensorflow as tf
 from models.objective import predictions_of
 from strategies.common.private_apis.models import mask_of
 from strategies.common.types import Batch
+from trainers.user_code import PerBatchError
 from trainers.user_code.few_examples import rows_of
+from trainers.user_code.fixed_rows import shapes_of
 
 # Two examples several times: losses of pairs need pairs of one label and of two. It is
 # rarely the size of another axis, with which labels of too few axes would agree.
@@ -35,7 +37,18 @@ def probe(model: keras.Model, batch: Batch) -> Probe:
 
     The model is traced, in training and without, and not run: on a cluster its
     variables may be on servers. Its errors appear here and not in the first step.
+
+    Raises:
+      PerBatchError: An output has another first axis than that of the examples.
     """
+    first_axes = {shape[:1] for shape in shapes_of(model, "inputs")}
+    for shape in shapes_of(model, "outputs"):
+        if shape[:1] not in first_axes:
+            raise PerBatchError(
+                f"an output of the model has the shape {list(shape)}, whose first axis "
+                "is not that of the examples: give the program that calls fit as "
+                "--script."
+            )
     specs, is_masked = _specs(model, batch)
     count = tf.nest.flatten(batch.labels)[0].shape[0]
     rows = [index % count for index in range(_NUM_ROWS)]

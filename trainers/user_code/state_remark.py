@@ -18,6 +18,7 @@ from strategies.common.types import Batch
 from trainers.model.random_numbers.of_step import StepRandomNumbers
 from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
 from trainers.model.random_numbers.seeds import seed_states
+from trainers.user_code import PerBatchError
 from trainers.user_code.halves import (
     are_means,
     graph_of,
@@ -30,7 +31,11 @@ from trainers.user_code.independence import agree
 
 
 def forward_remark(model: keras.Model, few: Batch) -> str | None:
-    """Returns a warning if replicas do not compute what a whole batch computes."""
+    """Returns a warning if replicas do not compute what a whole batch computes.
+
+    Raises:
+      PerBatchError: An output has no row of each example that is as in another batch.
+    """
     variables = users_state(model)
     if not (variables or _has_own_code(model)):
         return None
@@ -53,6 +58,7 @@ def forward_remark(model: keras.Model, few: Batch) -> str | None:
         return changes_in(scope, variables), tf.nest.flatten(outputs), added
 
     changes, outputs, added = zip(*on_halves(graph_of(run), few), strict=True)
+    _check_rows(outputs)
     rounding = relative_rounding(model)
     # In half precision rows of a batch are rounded otherwise in another batch.
     compares_rows = replayed.are_of_examples and not (is_normalized or rounding)
@@ -86,6 +92,21 @@ def _has_own_code(model: keras.Model) -> bool:
     )
 
 
+def _check_rows(outputs: Sequence[Sequence[tf.Tensor]]) -> None:
+    """Checks the shapes of outputs; see `_are_mixed`."""
+    for whole, *halves, _ in zip(*outputs, strict=True):
+        # A scalar has none.
+        num_rows, *of_halves = (sum(one.shape[:1]) for one in (whole, *halves))
+        kinds = {tuple(one.shape[1:]) for one in (whole, *halves)}
+        if not num_rows or num_rows != sum(of_halves) or len(kinds) > 1:
+            raise PerBatchError(
+                f"an output of the model is {list(whole.shape)} for a batch and "
+                f"{list(halves[0].shape)} for its half, not a row of one length for "
+                "each example: replicas compute it of their shards, so that their "
+                "number may matter"
+            )
+
+
 def _are_mixed(outputs: Sequence[Sequence[tf.Tensor]]) -> bool:
     """Returns whether outputs for all examples are not those for their halves.
 
@@ -93,9 +114,6 @@ def _are_mixed(outputs: Sequence[Sequence[tf.Tensor]]) -> bool:
       outputs: Outputs for all examples, for each half, and for all again.
     """
     for whole, *halves, again in zip(*outputs, strict=True):
-        # An output may be one number for a batch, which its loss judges.
-        if not whole.shape.rank or len(whole) != sum(map(len, halves)):
-            continue
         if agree(whole, again) and not agree(whole, np.concatenate(halves)):
             return True
     return False

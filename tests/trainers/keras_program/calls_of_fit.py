@@ -14,6 +14,9 @@ draw = np.random.default_rng(12)
 x = draw.normal(size=(40, 4))
 y = (x.sum(axis=1) > 0).astype("int64")
 weights = draw.random(40) * 3
+# Sequences of 2 to 9 numbers.
+padded = np.where(np.arange(9)[:, None] < 2 + np.arange(40)[:, None, None] % 8, 1, 0)
+padded = padded * draw.normal(size=(40, 9, 3))
 
 
 def crossentropy(**settings):
@@ -220,7 +223,57 @@ def last_axis_of_one():
         model.fit(features, y, batch_size=10, validation_data=(features, y))
 
 
+class Cut(layers.Layer):
+    """Cuts padding to the longest sequence of a batch."""
+
+    def call(self, inputs):
+        lengths = tf.reduce_sum(tf.cast(inputs[:, :, 0] != 0, "int32"), axis=1)
+        return inputs[:, : tf.reduce_max(lengths)]
+
+
+def of_triplets(labels, outputs):
+    positive, negative = tf.unstack(outputs, axis=0)
+    return keras.ops.mean(keras.ops.relu(positive - negative + 1), axis=0)
+
+
+def of_sequences(labels, outputs):
+    return tf.reduce_sum(outputs**2, axis=(1, 2)) - labels
+
+
+def outputs_of_shards():
+    """Outputs are no rows of examples, and halves of a batch have the mean of fit."""
+    keras.utils.set_random_seed(12)
+    inputs = layers.Input((4,))
+    first, second = layers.Dense(3)(inputs), layers.Dense(3)(inputs)
+    distances = [keras.ops.sum((inputs[:, :3] - e) ** 2, 1) for e in (first, second)]
+    sequences = layers.Input((None, 3))
+    # Padding is nothing without a bias, so that a longer shard has the same sums.
+    cut = layers.Dense(2, use_bias=False)(Cut()(sequences))
+    for features, entrance, outputs, loss in (
+        (x, inputs, keras.ops.stack(distances), of_triplets),
+        (x, inputs, keras.ops.mean((first - second) ** 2), lambda _, outputs: outputs),
+        (padded, sequences, cut, of_sequences),
+    ):
+        model = keras.Model(entrance, outputs)
+        model.compile("adam", loss)
+        model.fit(features, y, batch_size=10, epochs=2, validation_data=(features, y))
+
+
+def outputs_of_batches():
+    """Some outputs are pairs of examples, which halves of a batch do not have."""
+    outputs_of_shards()
+    inputs = layers.Input((4,))
+    first, second = layers.Dense(3)(inputs), layers.Dense(3)(inputs)
+    model = keras.Model(inputs, keras.ops.matmul(first, keras.ops.transpose(second)))
+    model.compile("adam", "mse")
+    model.fit(x, y[:, None], batch_size=10, epochs=2, validation_split=0.25)
+    model.compile("adam", crossentropy(), metrics=["accuracy"])
+    model.fit(x, np.arange(40) % 10, batch_size=10, epochs=2)
+
+
 CALLS = {
+    "outputs_of_batches": outputs_of_batches,
+    "outputs_of_shards": outputs_of_shards,
     "last_axis_of_one": last_axis_of_one,
     "labels_without_a_loss": labels_without_a_loss,
     "lengths": lengths,

@@ -180,6 +180,8 @@ def test_a_step_of_its_own_trains_as_with_fit(
         ("generators", "mirrored"),
         ("labels_without_a_loss", "mirrored"),
         ("last_axis_of_one", "mirrored"),
+        ("outputs_of_batches", "one_device"),
+        further("outputs_of_shards", "mirrored"),
         # Lengths are those of batches before they are divided.
         ("lengths", "one_device"),
         further("lengths", "mirrored"),

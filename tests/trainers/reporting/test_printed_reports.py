@@ -78,6 +78,25 @@ def summed(data: Examples) -> keras.Model:
     return model
 
 
+def pairs(data: Examples) -> keras.Model:
+    """Predicts a number for each pair of examples of a batch."""
+    inputs = keras.Input(data.input_shape)
+    hidden = keras.layers.Dense(3)(keras.layers.Flatten()(inputs))
+    outputs = keras.ops.matmul(hidden, keras.ops.transpose(hidden))
+    model = keras.Model(inputs, outputs)
+    model.compile(loss=lambda _, outputs: keras.ops.mean(outputs**2, axis=1))
+    return model
+
+
+def test_outputs_that_replicas_compute_otherwise_are_named(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = small_config(strategy="mirrored", model=f"{__name__}:pairs", **REPLICAS)
+    parts = assemble(config, create_strategy(config, Cluster()))
+    print_startup_report(parts, RunDir(tmp_path), 0, Console())
+    assert "[16, 16] for a batch and [8, 8] for its half" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("strategy", "settings", "is_named"),
     [

@@ -8,6 +8,7 @@ import pytest
 from keras import layers, ops
 
 from tests.trainers.user_code.own_step.few import few_examples
+from trainers.user_code import PerBatchError
 from trainers.user_code.state_remark import forward_remark
 
 
@@ -67,6 +68,22 @@ def test_predictions_that_depend_on_the_batch_are_named(
     remark = forward_remark(model, few)
     assert (remark is not None) == is_named
     assert remark is None or "for its halves" in remark
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        lambda x: ops.matmul(x, ops.transpose(x)),
+        lambda x: ops.transpose(x),
+        lambda x: ops.mean(x),
+    ],
+    ids=["pairs", "another first axis", "number"],
+)
+def test_outputs_that_are_no_rows_of_examples_are_of_the_batch(
+    last: Callable[[Any], Any],
+) -> None:
+    with pytest.raises(PerBatchError, match=r"is \[.*\] for a batch and \["):
+        forward_remark(functional(last), few_examples())
 
 
 class Penalty(layers.Layer):

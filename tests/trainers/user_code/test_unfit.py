@@ -115,6 +115,7 @@ def test_arrays_that_every_batch_would_share_are_refused_for_any_model(
         ("own_results", "OwnResults has a get_metrics_result of its own"),
         ("plain_variable", "make it with add_weight(trainable=False)"),
         ("plain_variable_of_a_metric", "or add_variable of the metric"),
+        ("numbers_of_batches", "whose first axis is not that of the examples"),
         ("outer_variable", "the variable 'calls' of shape () is assigned in a step"),
     ],
 )

@@ -102,6 +102,15 @@ def outer_variable() -> keras.Model:
     return model
 
 
+def numbers_of_batches() -> keras.Model:
+    inputs = keras.Input((5,))
+    hidden = keras.layers.Dense(3)(inputs)
+    sums = [keras.ops.sum(hidden, axis=1), keras.ops.max(hidden, axis=1)]
+    model = keras.Model(inputs, keras.ops.stack(sums))
+    model.compile("sgd", lambda _, outputs: outputs[0] - outputs[1])
+    return model
+
+
 def strings() -> Any:
     return np.array([["a", "b"]] * 60), factories.arrays()[1]
 

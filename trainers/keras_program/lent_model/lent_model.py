@@ -113,12 +113,6 @@ class LentModel:
                 self.remark = objective.remark
                 self.remark_of_any = objective.remark_of_any
                 self._take_optimizers(objective)
-            else:
-                build_with(self.model, compiled.few)
-                # A model of a fixed number of rows cannot compute halves of a batch.
-                if rows is None:
-                    trained = few_examples(data.train, EXAMPLES_OF_A_STEP)
-                    self.remark = forward_remark(self.model, trained)
         chosen = self._optimizer
         calls_others = is_multi_optimizer(chosen) or inner_of(chosen)
         if calls_others and not chosen.built:
@@ -144,34 +138,36 @@ class LentModel:
         """
         model, data = self.model, compiled.data
         has_labels = bool(tf.nest.flatten(compiled.few().labels))
-        is_own = has_own_step(model) or (
-            has_labels and (_keeps_metrics(model) or self._is_per_batch(compiled))
-        )
-        if not (has_labels or is_own) and getattr(model, "loss", None):
+        if not (has_labels or has_own_step(model)) and getattr(model, "loss", None):
             raise UsageError(
                 "fit has no labels (y), and the model is compiled with a loss: "
                 "give labels, or compile it without."
             )
-        has_loss = getattr(model, "loss", None) is not None
         # Without a compiled loss, losses of layers are minimized, without labels.
-        if has_labels and has_loss and not is_own:
-            return None
+        has_loss = has_labels and getattr(model, "loss", None) is not None
         trained = few_examples(data.train, rows or EXAMPLES_OF_A_STEP)
+        if has_loss and not (has_own_step(model) or _keeps_metrics(model)):
+            # A model of a fixed number of rows cannot compute halves of a batch.
+            halved = trained if rows is None else None
+            if not self._is_per_batch(compiled, halved):
+                return None
         return own_step(model, trained, _held_out(data, rows), rows)
 
-    def _is_per_batch(self, compiled: CustomModel) -> bool:
-        """Returns whether a loss or metric of the program's own is of whole batches.
+    def _is_per_batch(self, compiled: CustomModel, halved: Batch | None) -> bool:
+        """Returns whether outputs, a loss or a metric are of whole batches.
 
-        Keras's own step computes it then, as if its class had one.
+        Keras's own step computes them then, as if its class had one. Otherwise the
+        outputs for halves of a batch may still need a remark.
         """
         model = self.model
-        given = [getattr(model, "loss", None), *compiled_with(model)]
-        # Tracing the model costs a second, and Keras's losses are of examples.
-        if not any(map(_may_be_of_batches, tf.nest.flatten(given))):
-            return False
         build_with(model, compiled.few)
+        given = [getattr(model, "loss", None), *compiled_with(model)]
         try:
-            compiled.compiled_objective(model)
+            if halved is not None:
+                self.remark = forward_remark(model, halved)
+            # Tracing the model costs a second, and Keras's losses are of examples.
+            if any(map(_may_be_of_batches, tf.nest.flatten(given))):
+                compiled.compiled_objective(model)
         except PerBatchError:
             return True
         return False
