@@ -25,8 +25,12 @@ from trainers.reporting.result import ALWAYS_FINAL
 from trainers.run_dir.run_dir import RunDir, tensorboard_command
 from trainers.user_code import PerBatchError
 from trainers.user_code.few_examples import EXAMPLES_OF_A_STEP, few_examples
-from trainers.user_code.own_step.objective import may_normalize
-from trainers.user_code.state_remark import forward_remark, normalizations
+from trainers.user_code.own_step.objective import OwnStep
+from trainers.user_code.state_remark import (
+    forward_remark,
+    normalizations,
+    normalizes_examples,
+)
 
 
 def print_startup_report(
@@ -97,7 +101,7 @@ def _normalized_apart(parts: TrainingParts) -> str | None:
         # Otherwise it normalizes with its moving statistics.
         if layer.trainable and not (can_sum and sums_over_replicas(layer))
     ]
-    if num_parts == 1 or not names or not may_normalize(parts.objective):
+    if num_parts == 1 or not names or not _normalizes_examples(parts):
         return None
     # Networks may have a hundred such layers.
     several = f" and {len(names) - 1} more normalize" if len(names) > 1 else ""
@@ -111,6 +115,13 @@ def _normalized_apart(parts: TrainingParts) -> str | None:
         return words
     where = "" if can_sum else " under mirrored and multi_worker_mirrored"
     return f"{words}; BatchNormalization(synchronized=True) normalizes all{where}"
+
+
+def _normalizes_examples(parts: TrainingParts) -> bool:
+    if isinstance(parts.objective, OwnStep):
+        return parts.objective.normalizes
+    few = few_examples(parts.data.sample_source, EXAMPLES_OF_A_STEP)
+    return normalizes_examples(parts.model, few)
 
 
 def _divided_otherwise(parts: TrainingParts) -> str | None:

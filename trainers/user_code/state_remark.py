@@ -5,7 +5,7 @@ value for the global batch if the change is the same for all examples or their m
 not if it is a sum or a count, such as of the codes of a vector quantizer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import keras
 import numpy as np
@@ -29,6 +29,9 @@ from trainers.user_code.halves import (
 )
 from trainers.user_code.independence import agree
 
+# Halves of a batch have other moments by far more, and the nodes of a graph the same.
+_RELATIVE = 1e-3
+
 
 def forward_remark(model: keras.Model, few: Batch) -> str | None:
     """Returns a warning if replicas do not compute what a whole batch computes.
@@ -44,20 +47,9 @@ def forward_remark(model: keras.Model, few: Batch) -> str | None:
         # Halves with the same examples are normalized as the whole. A sum over examples
         # is still twice that of a half.
         few = twice(few)
-    # An example has the same random numbers in a half as among all.
     replayed = ReplayedRandomNumbers()
-    numbers = StepRandomNumbers(0, replayed)
-
-    def run(batch: Batch) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
-        keyed = numbers.keyed(seed_states(model), batch)
-        scoped = keras.StatelessScope(keyed, collect_losses=True)
-        with scoped as scope, numbers.drawn(batch):
-            outputs = predictions_of(model, batch.features, training=True)
-        # A layer may add a loss of each example, which Keras sums.
-        added = [tf.reduce_sum(tf.cast(loss, tf.float64)) for loss in scope.losses]
-        return changes_in(scope, variables), tf.nest.flatten(outputs), added
-
-    changes, outputs, added = zip(*on_halves(graph_of(run), few), strict=True)
+    results = on_halves(_forward(model, variables, replayed), few)
+    changes, outputs, added = zip(*results, strict=True)
     _check_rows(outputs)
     rounding = relative_rounding(model)
     # In half precision rows of a batch are rounded otherwise in another batch.
@@ -78,6 +70,30 @@ def forward_remark(model: keras.Model, few: Batch) -> str | None:
             f"{NUMBER_MATTERS}; add a mean"
         )
     return remark_on(variables, np.array(changes[:-1]), rounding)
+
+
+def _forward(
+    model: keras.Model,
+    variables: Sequence[keras.Variable],
+    replayed: ReplayedRandomNumbers,
+) -> Callable[[Batch], tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]]:
+    """Returns a function that calls a model in training, and changes nothing.
+
+    It returns a number for the change of each variable, outputs, and added losses. An
+    example has the same random numbers in a half as among all.
+    """
+    numbers = StepRandomNumbers(0, replayed)
+
+    def run(batch: Batch) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
+        keyed = numbers.keyed(seed_states(model), batch)
+        scoped = keras.StatelessScope(keyed, collect_losses=True)
+        with scoped as scope, numbers.drawn(batch):
+            outputs = predictions_of(model, batch.features, training=True)
+        # A layer may add a loss of each example, which Keras sums.
+        added = [tf.reduce_sum(tf.cast(loss, tf.float64)) for loss in scope.losses]
+        return changes_in(scope, variables), tf.nest.flatten(outputs), added
+
+    return graph_of(run)
 
 
 def _has_own_code(model: keras.Model) -> bool:
@@ -134,6 +150,44 @@ def normalizations(model: keras.Model) -> list[keras.layers.BatchNormalization]:
     """Returns the layers of a model that may normalize over the examples of a batch."""
     layers = flat_layers(model)
     return [x for x in layers if isinstance(x, keras.layers.BatchNormalization)]
+
+
+def moments_of(model: keras.Model) -> list[keras.Variable]:
+    """Returns the moving statistics of layers that may normalize over a batch."""
+    names = ("moving_mean", "moving_variance")
+    found = [getattr(x, name, None) for x in normalizations(model) for name in names]
+    return [moment for moment in found if moment is not None]
+
+
+def normalizes_examples(model: keras.Model, few: Batch) -> bool:
+    """Returns whether a layer of a model normalizes over the examples of a batch.
+
+    It may normalize over what all batches share instead, such as the nodes of a graph.
+    """
+    if not _has_own_code(model):
+        return normalizes_batches(model)
+    run = _forward(model, moments_of(model), ReplayedRandomNumbers())
+    try:
+        changes, _, _ = zip(*on_halves(run, few), strict=True)
+    # A model of a fixed number of rows computes no halves. Any other error appears
+    # again.
+    except Exception:
+        return True
+    return are_of_examples(np.array(changes[:-1]))
+
+
+def are_of_examples(changes: np.ndarray) -> bool:
+    """Returns whether moving statistics change otherwise by other examples.
+
+    Args:
+      changes: Changes by all examples and by each half, float64 [3, statistics]; by all
+        examples twice, if they have no halves.
+    """
+    whole, *halves = changes
+    if len(halves) == 1:
+        return bool(np.any(whole))
+    # Small changes are none of rounding.
+    return not np.allclose(halves, whole, rtol=_RELATIVE, atol=0.0, equal_nan=True)
 
 
 def _state_of(layer: keras.layers.Layer) -> list[keras.Variable]:

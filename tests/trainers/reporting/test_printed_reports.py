@@ -62,6 +62,50 @@ def test_layers_that_normalize_a_part_of_a_global_batch_are_named(
         assert f"layer {layer.name!r} normalizes " in said
 
 
+class Graph(keras.Model):
+    """Predicts for nodes of a graph by all of its nodes."""
+
+    def __init__(self, num_classes: int, has_head: bool):
+        super().__init__()
+        self.nodes = keras.random.normal([20, 4])
+        self.norm = keras.layers.BatchNormalization()
+        self.dropout = keras.layers.Dropout(0.5)
+        self.dense = keras.layers.Dense(num_classes)
+        self.head = keras.layers.BatchNormalization() if has_head else None
+
+    def call(self, inputs, training=None):
+        hidden = self.dropout(self.nodes, training=training)
+        every = self.dense(self.norm(hidden, training=training))
+        indices = keras.ops.cast(keras.ops.sum(inputs, axis=(1, 2, 3)), "int32") % 20
+        outputs = keras.ops.take(every, indices, axis=0)
+        return self.head(outputs, training=training) if self.head else outputs
+
+
+def graph(data: Examples, has_head: bool = False) -> keras.Model:
+    model = Graph(data.num_classes, has_head)
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def graph_with_head(data: Examples) -> keras.Model:
+    return graph(data, has_head=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "is_named"), [("graph", False), ("graph_with_head", True)]
+)
+def test_layers_that_normalize_what_batches_share_are_not_named(
+    model: str,
+    is_named: bool,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = small_config(strategy="mirrored", model=f"{__name__}:{model}", **REPLICAS)
+    parts = assemble(config, create_strategy(config, Cluster()))
+    print_startup_report(parts, RunDir(tmp_path), 0, Console())
+    assert ("normalize" in capsys.readouterr().err) == is_named
+
+
 class _Sum(keras.layers.Layer):
     def call(self, inputs):
         self.add_loss(1e-3 * keras.ops.sum(inputs**2))

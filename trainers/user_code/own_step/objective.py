@@ -155,11 +155,6 @@ def reported_names(objective: Any, training: bool) -> Collection[str] | None:
     return None if step is None else step.sources.keys()
 
 
-def may_normalize(objective: Any) -> bool:
-    """Returns whether layers may normalize over the examples of a training batch."""
-    return not isinstance(objective, OwnStep) or objective.normalizes
-
-
 def loss_name_of(objective: Any) -> str:
     """Returns the name that the loss has in the logs of `fit`."""
     return objective.train.loss_name if isinstance(objective, OwnStep) else "loss"

@@ -23,7 +23,7 @@ from trainers.user_code.halves import (
     twice,
 )
 from trainers.user_code.independence import agree
-from trainers.user_code.outer_variables import AssignmentScope, check_assigned
+from trainers.user_code.outer_variables import check_assigned
 from trainers.user_code.own_step.model_step import (
     ModelStep,
     as_numbers,
@@ -40,7 +40,9 @@ from trainers.user_code.own_step.reported import (
 )
 from trainers.user_code.own_step.update_catcher import CaughtUpdate
 from trainers.user_code.state_remark import (
+    are_of_examples,
     changes_in,
+    moments_of,
     normalizations,
     normalizes_batches,
     remark_on,
@@ -122,6 +124,7 @@ def observe(step: ModelStep, few: Batch, is_divisible: bool) -> Observed:
     used: set[int] = set()
     # A normalization of halves changes what comes after it.
     variables = [] if normalizes_batches(step.model) else users_state(step.model)
+    moments = moments_of(step.model)
 
     def run(batch: Batch) -> Any:
         keyed = numbers.keyed(seed_states(step.model), batch)
@@ -143,13 +146,14 @@ def observe(step: ModelStep, few: Batch, is_divisible: bool) -> Observed:
             # Metrics have their values from before the step again.
             as_numbers(logs),
             changes_in(scope, variables),
+            changes_in(scope, moments),
         )
 
     in_graph = graph_of(run)
     outputs = on_halves(in_graph, few, is_divisible)
     scope, of_half = kept[-1]
     sources = of_any_size(kept[0][1], of_half)
-    _, gradients, norms, _, states = zip(*outputs, strict=True)
+    _, gradients, norms, _, states, normalized = zip(*outputs, strict=True)
     arrays = _arrays(outputs, sources)
     # Terms of both signs cancel, so that a sum's own size does not bound its error.
     rounding = relative_rounding(step.model)
@@ -169,7 +173,7 @@ def observe(step: ModelStep, few: Batch, is_divisible: bool) -> Observed:
         gives_sums=is_sum and not is_mean,
         run=run,
         in_graph=in_graph,
-        normalizes=_normalizes(step, scope),
+        normalizes=are_of_examples(np.array(normalized[:-1])),
         **arrays,
     )
 
@@ -185,7 +189,7 @@ def observe_doubled(seen: Observed, few: Batch) -> Observed:
 
 def _arrays(outputs: Sequence[Any], names: Iterable[str]) -> dict[str, Any]:
     """Returns attributes of `Observed` of a batch and its halves, as arrays."""
-    changes, gradients, _, reported, _ = zip(*outputs[:-1], strict=True)
+    changes, gradients, _, reported, *_ = zip(*outputs[:-1], strict=True)
     flat = [tf.nest.flatten(one) for one in gradients]
     numbers = {name: np.array([part[name] for part in reported]) for name in names}
     return {
@@ -193,13 +197,6 @@ def _arrays(outputs: Sequence[Any], names: Iterable[str]) -> dict[str, Any]:
         "gradients": np.array(flat, np.float64),
         "numbers": numbers,
     }
-
-
-def _normalizes(step: ModelStep, scope: AssignmentScope) -> bool:
-    """Returns whether a layer has changed its moving statistics in a step."""
-    assigned = {id(variable) for variable in scope.assigned}
-    layers = normalizations(step.model)
-    return any(id(getattr(layer, "moving_mean", None)) in assigned for layer in layers)
 
 
 def compares_examples(step: ModelStep, seen: Observed, few: Batch) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers, ops
@@ -110,6 +111,23 @@ def test_a_loss_of_others_is_named_beside_a_normalization(
     model.compile(optimizer="sgd")
     found = own_step(model, few_examples(), held_out=None)
     assert found.normalizes == is_training
+    assert (found.remark is None) == (loss is of_each)
+
+
+@pytest.mark.parametrize("loss", [of_each, of_others_in_the_batch])
+def test_a_loss_of_others_is_named_beside_normalized_nodes(
+    loss: Callable[[Any], Any],
+) -> None:
+    """A layer may normalize what all batches share, such as the nodes of a graph."""
+    model = Projected(loss)
+    normalization = layers.BatchNormalization()
+    dense = model.project
+    nodes = np.random.default_rng(0).normal(size=(6, 5)).astype("float32")
+    model.project = lambda x: dense(x) + ops.mean(normalization(nodes, training=True))
+    model.normalization = normalization
+    model.compile(optimizer="sgd")
+    found = own_step(model, few_examples(), held_out=None)
+    assert not found.normalizes
     assert (found.remark is None) == (loss is of_each)
 
 
