@@ -19,8 +19,8 @@ from trainers.loop.parts import TrainingParts
 from trainers.model.layer_state import sums_over_replicas
 from trainers.model.optimizers.properties import (
     ELEMENTWISE,
-    has_conditional_update,
     updates_each_element,
+    with_conditional_update,
 )
 from trainers.model.optimizers.several import SeveralOptimizers
 from trainers.model.sparse_gradients import embeddings_of
@@ -97,9 +97,10 @@ def check_compiled_optimizer(
     """Refuses an optimizer that updates in a branch where that is not possible."""
     if optimizer is None or strategy.traits.applies_in_branches:
         return
-    if has_conditional_update(optimizer):
+    found = with_conditional_update(optimizer)
+    if found is not None:
         raise UsageError(
-            f"{type(optimizer).__name__} with gradient_accumulation_steps or "
+            f"{type(found).__name__} with gradient_accumulation_steps or "
             f"ema_overwrite_frequency does not fit --strategy={strategy.name}: leave "
             "it out (--gradient_accumulation_steps divides a batch instead), or choose "
             "tower or one_device."

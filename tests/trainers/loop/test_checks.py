@@ -11,7 +11,13 @@ from strategies import registry
 from strategies.common.errors import UsageError
 from trainers.config.config import Config
 from trainers.inputs.sources import StreamedSource
-from trainers.loop.checks import check_batch_size, check_overwritten, check_shardable
+from trainers.loop.checks import (
+    check_batch_size,
+    check_compiled_optimizer,
+    check_overwritten,
+    check_shardable,
+)
+from trainers.model.optimizers.several import SeveralOptimizers
 
 
 @pytest.mark.parametrize(
@@ -67,6 +73,19 @@ def test_a_batch_of_a_program_is_named_as_such(is_stream: bool, words: str) -> N
     with pytest.raises(UsageError) as error:
         check_batch_size(config.replace(global_batch_size=2), strategy, data)
     assert str(error.value).startswith(f"{words} smaller than the 65 replicas")
+
+
+def test_the_optimizer_that_updates_in_a_branch_is_named() -> None:
+    """A step of the model's own may call several."""
+    sgd = keras.optimizers.SGD()
+    lion = keras.optimizers.Lion(gradient_accumulation_steps=2)
+    several: Any = SeveralOptimizers([(sgd, []), (lion, [])], sgd)
+    tower: Any = SimpleNamespace(traits=registry.traits("tower"))
+    mirrored: Any = SimpleNamespace(name="mirrored", traits=registry.traits("mirrored"))
+    check_compiled_optimizer(several, tower)
+    check_compiled_optimizer(sgd, mirrored)
+    with pytest.raises(UsageError, match=r"^Lion with gradient_accumulation_steps"):
+        check_compiled_optimizer(several, mirrored)
 
 
 def test_an_optimizer_of_other_weights_is_not_divided() -> None:

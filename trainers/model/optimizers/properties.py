@@ -15,17 +15,21 @@ ELEMENTWISE = (
 )  # fmt: skip
 
 
-def has_conditional_update(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Returns whether an optimizer changes weights in some of its updates only.
+def with_conditional_update(
+    optimizer: keras.optimizers.Optimizer,
+) -> keras.optimizers.Optimizer | None:
+    """Returns the optimizer that changes weights in some updates only, or None.
+
+    It may be inside of the given one.
 
     Keras accumulates gradients, and overwrites weights with their moving average, in a
     branch (keras/src/optimizers/base_optimizer.py, `_backend_apply_gradients`).
     """
-    return any(
-        part.gradient_accumulation_steps
-        or (part.use_ema and part.ema_overwrite_frequency)
-        for part, _ in parts_of(optimizer, [])
-    )
+    for part, _ in parts_of(optimizer, []):
+        overwrites = part.use_ema and part.ema_overwrite_frequency
+        if part.gradient_accumulation_steps or overwrites:
+            return part
+    return None
 
 
 def updates_each_element(optimizer: keras.optimizers.Optimizer) -> bool:
