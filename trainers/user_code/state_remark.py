@@ -6,6 +6,7 @@ not if it is a sum or a count, such as of the codes of a vector quantizer.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -24,13 +25,11 @@ from trainers.user_code.halves import (
     graph_of,
     number_of,
     on_halves,
+    origins,
     relative_rounding,
     twice,
 )
 from trainers.user_code.independence import agree
-
-# Halves of a batch have other moments by far more, and the nodes of a graph the same.
-_RELATIVE = 1e-3
 
 
 def forward_remark(model: keras.Model, few: Batch) -> str | None:
@@ -152,42 +151,46 @@ def normalizations(model: keras.Model) -> list[keras.layers.BatchNormalization]:
     return [x for x in layers if isinstance(x, keras.layers.BatchNormalization)]
 
 
-def moments_of(model: keras.Model) -> list[keras.Variable]:
-    """Returns the moving statistics of layers that may normalize over a batch."""
-    names = ("moving_mean", "moving_variance")
-    found = [getattr(x, name, None) for x in normalizations(model) for name in names]
-    return [moment for moment in found if moment is not None]
-
-
 def normalizes_examples(model: keras.Model, few: Batch) -> bool:
-    """Returns whether a layer of a model normalizes over the examples of a batch.
-
-    It may normalize over what all batches share instead, such as the nodes of a graph.
-    """
+    """Returns whether a layer of a model normalizes over the examples of a batch."""
     if not _has_own_code(model):
         return normalizes_batches(model)
-    run = _forward(model, moments_of(model), ReplayedRandomNumbers())
+    found = []
+
+    def trace(batch: Batch) -> None:
+        with keras.StatelessScope() as scope:
+            predictions_of(model, batch.features, training=True)
+        found.append(has_normalized(model, scope, batch.features))
+
     try:
-        changes, _, _ = zip(*on_halves(run, few), strict=True)
-    # A model of a fixed number of rows computes no halves. Any other error appears
+        tf.function(trace, autograph=False).get_concrete_function(few)
+    # A model of a fixed number of rows may take no others. Any other error appears
     # again.
     except Exception:
         return True
-    return are_of_examples(np.array(changes[:-1]))
+    return found[0]
 
 
-def are_of_examples(changes: np.ndarray) -> bool:
-    """Returns whether moving statistics change otherwise by other examples.
+def has_normalized(
+    model: keras.Model, scope: keras.StatelessScope, features: Any
+) -> bool:
+    """Returns whether a layer has normalized over features, in a graph.
+
+    It may have normalized over what all batches share instead, such as the nodes of a
+    graph.
 
     Args:
-      changes: Changes by all examples and by each half, float64 [3, statistics]; by all
-        examples twice, if they have no halves.
+      model: The model.
+      scope: Scope in which it was called.
+      features: Features that it was called with.
     """
-    whole, *halves = changes
-    if len(halves) == 1:
-        return bool(np.any(whole))
-    # Small changes are none of rounding.
-    return not np.allclose(halves, whole, rtol=_RELATIVE, atol=0.0, equal_nan=True)
+    names = ("moving_mean", "moving_variance")
+    moments = [getattr(x, name, None) for x in normalizations(model) for name in names]
+    written = [scope.get_current_value(one) for one in moments if one is not None]
+    given = tf.nest.flatten(features, expand_composites=True)
+    of_examples = {tensor.name for tensor in given}
+    symbolic = filter(tf.is_symbolic_tensor, written)
+    return any(tensor.name in of_examples for tensor in origins(symbolic))
 
 
 def _state_of(layer: keras.layers.Layer) -> list[keras.Variable]:

@@ -40,9 +40,8 @@ from trainers.user_code.own_step.reported import (
 )
 from trainers.user_code.own_step.update_catcher import CaughtUpdate
 from trainers.user_code.state_remark import (
-    are_of_examples,
     changes_in,
-    moments_of,
+    has_normalized,
     normalizations,
     normalizes_batches,
     remark_on,
@@ -120,11 +119,10 @@ def observe(step: ModelStep, few: Batch, is_divisible: bool) -> Observed:
     replayed = ReplayedRandomNumbers()
     numbers = StepRandomNumbers(0, replayed)
     # Of each trace, that of all examples first.
-    kept: list[tuple[Any, Mapping[str, Any]]] = []
+    kept: list[tuple[Any, Mapping[str, Any], bool]] = []
     used: set[int] = set()
     # A normalization of halves changes what comes after it.
     variables = [] if normalizes_batches(step.model) else users_state(step.model)
-    moments = moments_of(step.model)
 
     def run(batch: Batch) -> Any:
         keyed = numbers.keyed(seed_states(step.model), batch)
@@ -138,7 +136,7 @@ def observe(step: ModelStep, few: Batch, is_divisible: bool) -> Observed:
         # names (keras/src/trainers/trainer.py, `_get_metrics_result_or_logs`).
         reported = results if results.keys() == logs.keys() else logs
         sources = {name: source_of(value, noted) for name, value in reported.items()}
-        kept.append((scope, sources))
+        kept.append((scope, sources, has_normalized(step.model, scope, batch.features)))
         return (
             step.changes(scope),
             [_numbers(number_of, update) for update in scope.updates],
@@ -146,14 +144,13 @@ def observe(step: ModelStep, few: Batch, is_divisible: bool) -> Observed:
             # Metrics have their values from before the step again.
             as_numbers(logs),
             changes_in(scope, variables),
-            changes_in(scope, moments),
         )
 
     in_graph = graph_of(run)
     outputs = on_halves(in_graph, few, is_divisible)
-    scope, of_half = kept[-1]
+    scope, of_half, normalizes = kept[-1]
     sources = of_any_size(kept[0][1], of_half)
-    _, gradients, norms, _, states, normalized = zip(*outputs, strict=True)
+    _, gradients, norms, _, states = zip(*outputs, strict=True)
     arrays = _arrays(outputs, sources)
     # Terms of both signs cancel, so that a sum's own size does not bound its error.
     rounding = relative_rounding(step.model)
@@ -173,7 +170,7 @@ def observe(step: ModelStep, few: Batch, is_divisible: bool) -> Observed:
         gives_sums=is_sum and not is_mean,
         run=run,
         in_graph=in_graph,
-        normalizes=are_of_examples(np.array(normalized[:-1])),
+        normalizes=normalizes,
         **arrays,
     )
 
@@ -189,7 +186,7 @@ def observe_doubled(seen: Observed, few: Batch) -> Observed:
 
 def _arrays(outputs: Sequence[Any], names: Iterable[str]) -> dict[str, Any]:
     """Returns attributes of `Observed` of a batch and its halves, as arrays."""
-    changes, gradients, _, reported, *_ = zip(*outputs[:-1], strict=True)
+    changes, gradients, _, reported, _ = zip(*outputs[:-1], strict=True)
     flat = [tf.nest.flatten(one) for one in gradients]
     numbers = {name: np.array([part[name] for part in reported]) for name in names}
     return {

@@ -1,7 +1,7 @@
 """Sources of the values a step reports: metrics, or numbers computed from them."""
 
 import contextlib
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from strategies.common.private_apis.graphs import counted_alone
 from strategies.common.private_apis.replaced import replaced_in
+from trainers.user_code.halves import origins
 from trainers.user_code.own_step.update_catcher import UpdateCatcher
 
 # Position of a metric and the name in its result, which is empty for one number.
@@ -69,7 +70,7 @@ def source_of(
     sources = _symbolic(noted)
     used: dict[str, Result] = {}
     names: set[str] = set()
-    for tensor in _origins([value], sources):
+    for tensor in origins([value], sources):
         operation = tensor.op
         if tensor.name in sources:
             used[tensor.name] = sources[tensor.name]
@@ -109,27 +110,14 @@ def metrics_used(
     ]
     values = tf.nest.flatten([gradients, written], expand_composites=True)
     sources = _symbolic(noted)
-    origins = _origins(filter(tf.is_symbolic_tensor, values), sources)
-    found = (sources.get(tensor.name) for tensor in origins)
+    symbolic = filter(tf.is_symbolic_tensor, values)
+    found = (sources.get(tensor.name) for tensor in origins(symbolic, sources))
     return {index for index, _ in filter(None, found)}
 
 
 def _symbolic(noted: Sequence[tuple[Any, Result]]) -> dict[str, Result]:
     """Returns the metric of each result that is a tensor, by the tensor's name."""
     return {one.name: of for one, of in noted if tf.is_symbolic_tensor(one)}
-
-
-def _origins(values: Iterable[tf.Tensor], known: Container[str]) -> Iterator[tf.Tensor]:
-    """Yields some tensors and all that they are computed from, up to known ones."""
-    seen: set[str] = set()
-    pending = list(values)
-    while pending:
-        tensor = pending.pop()
-        if tensor.name not in seen:
-            seen.add(tensor.name)
-            yield tensor
-            if tensor.name not in known:
-                pending += tensor.op.inputs
 
 
 def of_any_size(
