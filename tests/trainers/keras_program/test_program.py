@@ -129,7 +129,7 @@ def test_what_flags_decide_is_left_out_of_a_program(
 ) -> None:
     """The program is the one of Keras's guide to training with tf.distribute.
 
-    Of its settings of TensorFlow three would raise an error here, and one would forbid
+    Of its settings of TensorFlow three would raise an error here, and two would forbid
     tf.timestamp.
     """
     text = """
@@ -138,7 +138,7 @@ def test_what_flags_decide_is_left_out_of_a_program(
     import tensorflow as tf
 
     os.environ.update(KERAS_BACKEND="jax", CUDA_VISIBLE_DEVICES="1")
-    os.environ["TF_USE_LEGACY_KERAS"] = "0"
+    os.environ.update(TF_USE_LEGACY_KERAS="0", TF_DETERMINISTIC_OPS="1")
     tf.compat.v2.config.threading.set_intra_op_parallelism_threads(2)
     tf.config.set_visible_devices([], "GPU")
     (cpu,) = tf.config.list_logical_devices("CPU")
@@ -230,8 +230,9 @@ def test_what_flags_decide_is_left_out_of_a_program(
     assert done.stderr.count("keras.config.set_backend, which has no effect") == 1
     assert "--set=threads.intra_op_threads" in done.stderr
     assert done.stderr.count("run_eagerly=True") == 1
-    for words in ("KERAS_BACKEND=jax", "CUDA_VISIBLE_DEVICES=1"):
-        assert done.stderr.count(f"sets {words}, which has no effect") == 1
+    variables = ("KERAS_BACKEND=jax", "CUDA_VISIBLE_DEVICES=1")
+    for words in (*variables, "TF_DETERMINISTIC_OPS=1"):
+        assert done.stderr.count(f"{words} of os.environ has no effect") == 1
     assert "TF_USE_LEGACY_KERAS" not in done.stderr
 
 
