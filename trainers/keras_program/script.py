@@ -19,7 +19,11 @@ import keras
 import tensorflow.saved_model as saved_model
 
 from strategies.common.errors import UsageError
-from strategies.common.private_apis.replaced import replaced, replaced_fit_of_keras_2
+from strategies.common.private_apis.replaced import (
+    files_without_package,
+    replaced,
+    replaced_fit_of_keras_2,
+)
 from strategies.common.text import shown
 from trainers.user_code import failure_of, subject_of_program
 
@@ -131,7 +135,8 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
     # Python puts the folder of the file there, in place of the present one.
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
     try:
-        runpy.run_path(path, run_name="__main__")
+        with files_without_package():
+            runpy.run_path(path, run_name="__main__")
     finally:
         sys.argv, sys.path[:] = argv, paths
 
