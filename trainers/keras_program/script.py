@@ -4,6 +4,7 @@ import contextlib
 import functools
 import inspect
 import os
+import pathlib
 import runpy
 import shlex
 import sys
@@ -18,6 +19,7 @@ import keras
 # when it exports a model.
 import tensorflow.saved_model as saved_model
 
+from models.name_collisions import package_of
 from strategies.common.errors import UsageError
 from strategies.common.private_apis.replaced import (
     files_without_package,
@@ -125,18 +127,24 @@ def _own_path(
 
 
 def run_script(path: str, arguments: Sequence[str]) -> None:
-    """Runs a file as `python path arguments` does.
+    """Runs a file as `python path arguments` does, or `python -m` if it has to.
 
     Raises:
       BaseException: The program raised it.
     """
     argv, paths = sys.argv, list(sys.path)
+    program = pathlib.Path(os.path.abspath(path))
+    package = package_of(program)
     sys.argv = [path, *arguments]
-    # Python puts the folder of the file there, in place of the present one.
-    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    # Python puts this folder there, in place of the present one.
+    sys.path.insert(0, str(program.parents[len(package)]))
     try:
-        with files_without_package():
-            runpy.run_path(path, run_name="__main__")
+        if package:
+            name = ".".join([*package, program.stem])
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+        else:
+            with files_without_package():
+                runpy.run_path(path, run_name="__main__")
     finally:
         sys.argv, sys.path[:] = argv, paths
 

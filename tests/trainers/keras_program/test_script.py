@@ -190,6 +190,7 @@ if __name__ == "__main__" and __package__ is None:
     [
         (_SHOWN, "{path}"),
         (_SHOWN + _SETS_ITS_PACKAGE + _IMPORTED, "{path}"),
+        (_SHOWN + _IMPORTED, "-m own.bin.train"),
         (_SHOWN + "try: from .. import data\nexcept ImportError: pass", "{path}"),
     ],
 )
