@@ -153,7 +153,7 @@ def failure_of_script(
     path: str, arguments: Sequence[str], error: BaseException
 ) -> UsageError:
     """Returns one line on an error that a program raised."""
-    if isinstance(error, SystemExit) and _ended_in(error) in _PARSERS:
+    if parser_that_ended(error):
         received = shown(shlex.join(arguments)) if arguments else "none"
         return UsageError(
             f"--script={path} refuses its arguments ({received}), and its message is "
@@ -167,10 +167,16 @@ def failure_of_script(
 
 
 # They print a message and call sys.exit, if a command line is not accepted.
-_PARSERS = ("argparse", "click")
+_PARSERS = ("argparse", "click", "absl")
 
 
-def _ended_in(error: BaseException) -> str:
-    """Returns the package that raised an error; empty if it is unknown."""
+def parser_that_ended(error: BaseException) -> str:
+    """Returns the package whose parser of arguments ended a program, or an empty text.
+
+    `absl.app.run` also calls a program's `main`, and `sys.exit` with its result.
+    """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return frames[-1].f_globals.get("__name__", "").partition(".")[0] if frames else ""
+    if not isinstance(error, SystemExit) or frames[-1].f_code.co_name == "_run_main":
+        return ""
+    package = frames[-1].f_globals.get("__name__", "").partition(".")[0]
+    return package if package in _PARSERS else ""

@@ -434,18 +434,31 @@ def test_workers_have_the_chiefs_variables_of_any_type(tmp_path: pathlib.Path) -
     assert "found 1 [0.0, 0.0, 0.0, 0.0]" in log.read_text()
 
 
+_HELP_OF_ARGPARSE = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--rate", help="step size")
+parser.parse_args()
+"""
+# It ends with exit code 1.
+_HELP_OF_ABSL = """
+from absl import app, flags
+flags.DEFINE_float("rate", 0.1, "step size")
+app.run(lambda _: model.fit(x, y))
+"""
+
+
 @pytest.mark.parametrize(
-    "strategy", [("--strategy=one_device",), further(_WORKERS), further(_SERVERS)]
+    ("strategy", "text"),
+    [
+        (("--strategy=one_device",), _HELP_OF_ABSL),
+        further(_WORKERS, _HELP_OF_ARGPARSE),
+        further(_SERVERS, _HELP_OF_ARGPARSE),
+    ],
 )
 def test_a_program_may_print_its_own_help(
-    tmp_path: pathlib.Path, strategy: tuple[str, ...]
+    tmp_path: pathlib.Path, strategy: tuple[str, ...], text: str
 ) -> None:
-    text = """
-        import argparse
-        parser = argparse.ArgumentParser()
-        parser.add_argument("--rate", help="step size")
-        parser.parse_args()
-    """
     done = _run(tmp_path, text, *strategy, "--", "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("step size") == 1
@@ -488,6 +501,14 @@ def test_epochs_are_counted_as_the_program_counts_them(tmp_path: pathlib.Path) -
         (
             "import argparse\nargparse.ArgumentParser().parse_args(['--widht=7'])",
             ("refuses its arguments (none)", "follow after --"),
+        ),
+        further(
+            "from absl import app\napp.run(lambda _: 0, ['train', '--widht=7'])",
+            ("refuses its arguments (none)", "follow after --"),
+        ),
+        further(
+            "from absl import app\napp.run(lambda _: 7, ['train'])",
+            ("line 10", "sys.exit(7)"),
         ),
         ("model.fit(x)", ("no labels",)),
         (
