@@ -146,7 +146,10 @@ class Program:
                 and (not error.code or (is_help and parser_that_ended(error) == "absl"))
             )
             if not is_end:
-                raise failure_of_script(self._path, arguments, error) from error
+                several = self._loops_together and len(self._cluster.computing) > 1
+                raise failure_of_script(
+                    self._path, arguments, error, several
+                ) from error
         # The program has ended here, has caught it, or it was raised in a thread.
         if self._error is not None:
             raise self._error

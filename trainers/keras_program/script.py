@@ -150,9 +150,12 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
 
 
 def failure_of_script(
-    path: str, arguments: Sequence[str], error: BaseException
+    path: str, arguments: Sequence[str], error: BaseException, runs_in_several: bool
 ) -> UsageError:
-    """Returns one line on an error that a program raised."""
+    """Returns one line on an error that a program raised.
+
+    `runs_in_several` is True if several workers run the program.
+    """
     if parser_that_ended(error):
         received = shown(shlex.join(arguments)) if arguments else "none"
         return UsageError(
@@ -163,7 +166,14 @@ def failure_of_script(
     if isinstance(error, UsageError):
         # What stands for a strategy of the program says itself what to change.
         return UsageError(f"{place.removesuffix(',')}: {error}")
-    return failure_of(place, error, is_in_step=False)
+    remedy = "correct it"
+    # Programs also raise RuntimeError where they find a lock file.
+    if runs_in_several and isinstance(error, (OSError, RuntimeError)):
+        remedy += (
+            ". Every worker runs the program, which must accept files that another "
+            "worker has made (exist_ok=True) or removed"
+        )
+    return failure_of(place, error, is_in_step=False, remedy=remedy)
 
 
 # They print a message and call sys.exit, if a command line is not accepted.

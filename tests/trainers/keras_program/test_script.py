@@ -114,6 +114,25 @@ def test_only_the_chief_writes_and_a_program_ends_once(tmp_path: pathlib.Path) -
     assert processes.result_of(tmp_path / "run")["steps"] == 4
 
 
+@pytest.mark.parametrize(
+    ("text", "flags", "is_named"),
+    [
+        ("os.mkdir('made')", _WORKERS, True),
+        further("os.rmdir('made')", ("--strategy=one_device",), False),
+        further("[].index(1)", _WORKERS, False),
+    ],
+)
+def test_a_file_that_another_worker_has_made_is_named_as_a_cause(
+    tmp_path: pathlib.Path, text: str, flags: tuple[str, ...], is_named: bool
+) -> None:
+    path = _write(tmp_path, f"{text}\nmodel.fit(x, y, **fixed)")
+    run = (f"--script={path}", f"--run_dir={tmp_path / 'run'}")
+    done = processes.run(*run, *flags, folder=tmp_path)
+    assert done.returncode == 2, done.stdout
+    assert "train.py, line 1" in done.stderr
+    assert ("exist_ok=True" in done.stderr) == is_named
+
+
 def test_backups_of_keras_have_no_effect_and_a_warning_says_so(
     tmp_path: pathlib.Path,
 ) -> None:
