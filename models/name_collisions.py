@@ -4,6 +4,7 @@ This module imports neither TensorFlow nor Keras.
 """
 
 import ast
+import os
 import pathlib
 from collections.abc import Iterator
 
@@ -18,14 +19,16 @@ def check_names(path: str, option: str) -> None:
     Python keeps one module of a name, and the program's own would not be found.
 
     Args:
-      path: Path of the file. Modules in its folder that it imports are checked too.
+      path: Path of the file. Modules in its folder that it imports are checked too,
+        or those in the folder of its package.
       option: Option that names the file, for the message.
 
     Raises:
       ValueError: The file or a module beside it has such an import.
     """
-    program = pathlib.Path(path).expanduser().absolute()
-    folder = program.parent
+    program = pathlib.Path(os.path.abspath(os.path.expanduser(path)))
+    package = package_of(program)
+    folder = program.parents[len(package)]
     # This project's own folder has these packages themselves.
     if folder.resolve() == _ROOT:
         return
@@ -35,7 +38,7 @@ def check_names(path: str, option: str) -> None:
         if file in seen:
             continue
         seen.add(file)
-        for name in _imported(file):
+        for name in [*_imported(file), *package[:1]]:
             own = list(_files_of(folder, name))
             if own and name in _PACKAGES:
                 raise ValueError(
@@ -46,15 +49,42 @@ def check_names(path: str, option: str) -> None:
             waiting += own
 
 
-def _imported(file: pathlib.Path) -> list[str]:
-    """Returns the top-level names of a file's absolute imports, sorted."""
+def package_of(program: pathlib.Path) -> list[str]:
+    """Returns the names of the package of which a program has to be a module.
+
+    There are none for a program that `python program.py` runs. With a relative import
+    outside of blocks it needs `python -m`, unless it sets `__package__`.
+    """
+    tree = _parsed(program)
+    levels = [node.level for node in tree.body if isinstance(node, ast.ImportFrom)]
+    is_set = any(
+        isinstance(node, ast.Name)
+        and node.id == "__package__"
+        and isinstance(node.ctx, ast.Store)
+        for node in ast.walk(tree)
+    )
+    if is_set or not any(levels):
+        return []
+    names, folder = list[str](), program.parent
+    # Folders may be packages without the file.
+    while len(names) < max(levels) or (folder / "__init__.py").is_file():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    return names
+
+
+def _parsed(file: pathlib.Path) -> ast.Module:
     try:
-        tree = ast.parse(file.read_bytes())
+        return ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
         # The program reports its error when it runs.
-        return []
+        return ast.Module([], [])
+
+
+def _imported(file: pathlib.Path) -> list[str]:
+    """Returns the top-level names of a file's absolute imports, sorted."""
     names = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(_parsed(file)):
         if isinstance(node, ast.Import):
             names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

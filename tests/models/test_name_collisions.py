@@ -55,6 +55,18 @@ def test_other_programs_are_not_refused(
     check_names(_write(tmp_path, **files), "--script=train.py")
 
 
+@pytest.mark.parametrize("package", ["models", "own"])
+def test_a_module_that_hides_one_from_a_package_is_refused(
+    tmp_path: pathlib.Path, package: str
+) -> None:
+    """A program that is started as `python -m own.train`."""
+    _write(tmp_path, **{f"{package}__in__train": "from . import net\nimport models"})
+    (tmp_path / "models").mkdir(exist_ok=True)
+    (tmp_path / "models" / "net.py").write_text("")
+    with pytest.raises(ValueError, match="rename the module"):
+        check_names(str(tmp_path / package / "train.py"), "--script=train.py")
+
+
 def test_the_folder_of_this_project_is_not_refused() -> None:
     check_names(str(_ROOT / "setup.py"), "--script=setup.py")
 

@@ -101,6 +101,7 @@ def adapt_tensorflow() -> None:
         inline_functions_in_stateless_scopes,
         keep_sums_in_order,
         name_operations_after_layers,
+        read_the_clock_despite_determinism,
         show_one_replica_in_stateless_scopes,
     )
     from strategies.common.private_apis.variables import (
@@ -109,6 +110,7 @@ def adapt_tensorflow() -> None:
     from trainers.user_code import plain_variable_error
 
     keep_sums_in_order()
+    read_the_clock_despite_determinism()
     name_operations_after_layers()
     inline_functions_in_stateless_scopes()
     show_one_replica_in_stateless_scopes()

@@ -27,7 +27,8 @@ def check_packages(config: Config) -> None:
     script = config.model.script
     if script is not None and not pathlib.Path(script).is_file():
         raise UsageError(
-            f"--script={shown(script)} is no file: give the path of a Keras program."
+            f"--script={shown(script)} is no file: give the path of a Keras program, "
+            "such as trainer/task.py for python -m trainer.task."
         )
     if script is not None and script.endswith(".ipynb"):
         raise UsageError(

@@ -35,6 +35,12 @@ _HAS_STARTED = "TensorFlow has started before the program"
 _BY_DEVICES = f"{_HAS_STARTED}; --devices chooses them"
 _BY_GROWTH = f"{_HAS_STARTED}; --memory_growth sets it"
 _BY_TENSORFLOW = "--strategy distributes with TensorFlow"
+# Determinism forbids tf.timestamp.
+_BY_CLOCK = (
+    "it forbids an operation by which steps are timed. On CPUs runs are equal to the "
+    "bit without it, unless a parallel map of tf.data draws random numbers: leave out "
+    "its num_parallel_calls"
+)
 _SETTINGS: Mapping[str, str] = {
     "tf.config.set_visible_devices": _BY_DEVICES,
     "tf.config.set_logical_device_configuration": _BY_DEVICES,
@@ -47,16 +53,14 @@ _SETTINGS: Mapping[str, str] = {
     "tf.config.experimental.set_memory_growth": _BY_GROWTH,
     "tf.config.experimental.set_visible_devices": _BY_DEVICES,
     "tf.config.experimental.set_virtual_device_configuration": _BY_DEVICES,
-    # It forbids tf.timestamp, by which steps are timed.
-    "tf.config.experimental.enable_op_determinism": (
-        "steps are timed by an operation that it forbids. On CPUs runs are equal to "
-        "the bit without it"
-    ),
+    "tf.config.experimental.enable_op_determinism": _BY_CLOCK,
     # Keras would be imported anew, with a `fit` that is not taken over.
     "keras.config.set_backend": _BY_TENSORFLOW,
 }
 _PACKAGES = {"tf": (tf, tf.compat.v2, tf.compat.v1), "keras": (keras,)}
 
+# It has no effect in the shell either.
+_DETERMINISM = "TF_DETERMINISTIC_OPS"
 # Variables of the environment that TensorFlow and Keras have read before a program
 # runs, the value of each that changes nothing, and the reason for the others.
 _VARIABLES: Mapping[str, tuple[str | None, str]] = {
@@ -64,6 +68,7 @@ _VARIABLES: Mapping[str, tuple[str | None, str]] = {
     "TF_FORCE_GPU_ALLOW_GROWTH": (None, _BY_GROWTH),
     "KERAS_BACKEND": ("tensorflow", _BY_TENSORFLOW),
     "TF_USE_LEGACY_KERAS": ("0", "Keras 3 trains"),
+    _DETERMINISM: ("0", _BY_CLOCK),
 }
 
 
@@ -134,9 +139,10 @@ def without_backup(arguments: FitArguments, warn: Warn) -> FitArguments:
 def variables_left_out(before: Mapping[str, str]) -> Iterator[str]:
     """Yields a warning for each variable that is not as `before` the program ran."""
     for name, (neutral, reason) in _VARIABLES.items():
+        usual = neutral if name == _DETERMINISM else before.get(name, neutral)
         value = os.environ.get(name)
-        if value is not None and value != before.get(name, neutral):
-            yield f"the program sets {name}={value}, which has no effect: {reason}"
+        if value not in (None, usual):
+            yield f"{name}={value} of os.environ has no effect: {reason}"
 
 
 @contextlib.contextmanager

@@ -29,13 +29,18 @@ from trainers.keras_program.fit_arguments import (
 from trainers.keras_program.left_out import settings_left_out, variables_left_out
 from trainers.keras_program.lent_model.traced_functions import TracedModels
 from trainers.keras_program.program_variables import ProgramVariables
-from trainers.keras_program.script import failure_of_script, replaced_fit, run_script
+from trainers.keras_program.script import (
+    failure_of_script,
+    parser_that_ended,
+    replaced_fit,
+    run_script,
+)
 from trainers.loop.precision import set_precision
 from trainers.run_dir.run_dir import RunDir
 from trainers.user_code import errors_of_steps
 
 # Arguments for which a program prints something and ends before it trains.
-_ASKING_FOR_TEXT = frozenset(["-h", "--help", "--version"])
+_ASKING_FOR_TEXT = frozenset(["-h", "--help", "--helpfull", "--helpshort", "--version"])
 
 # What the chief tells tasks that wait after a `fit`.
 _OVER, _TRAINS_AGAIN = 0, 1
@@ -133,13 +138,18 @@ class Program:
             if self._callback_error and error is self._callback_error.raised:
                 self._error = self._callback_error
                 raise self._error from error
-            # A program may end with sys.exit() or sys.exit(0), as many do.
+            is_help = not _ASKING_FOR_TEXT.isdisjoint(arguments)
+            # A program may end with sys.exit() or sys.exit(0), as many do. With a text
+            # that it was asked for, absl ends with 1.
             is_end = error is self._ended or (
-                isinstance(error, SystemExit) and not error.code
+                isinstance(error, SystemExit)
+                and (not error.code or (is_help and parser_that_ended(error) == "absl"))
             )
             if not is_end:
-                raise failure_of_script(self._path, arguments, error) from error
-            is_help = not _ASKING_FOR_TEXT.isdisjoint(arguments)
+                several = self._loops_together and len(self._cluster.computing) > 1
+                raise failure_of_script(
+                    self._path, arguments, error, several
+                ) from error
         # The program has ended here, has caught it, or it was raised in a thread.
         if self._error is not None:
             raise self._error

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import inspect
 import os
+import pathlib
 import runpy
 import shlex
 import sys
@@ -18,8 +19,13 @@ import keras
 # when it exports a model.
 import tensorflow.saved_model as saved_model
 
+from models.name_collisions import package_of
 from strategies.common.errors import UsageError
-from strategies.common.private_apis.replaced import replaced, replaced_fit_of_keras_2
+from strategies.common.private_apis.replaced import (
+    files_without_package,
+    replaced,
+    replaced_fit_of_keras_2,
+)
 from strategies.common.text import shown
 from trainers.user_code import failure_of, subject_of_program
 
@@ -121,26 +127,36 @@ def _own_path(
 
 
 def run_script(path: str, arguments: Sequence[str]) -> None:
-    """Runs a file as `python path arguments` does.
+    """Runs a file as `python path arguments` does, or `python -m` if it has to.
 
     Raises:
       BaseException: The program raised it.
     """
     argv, paths = sys.argv, list(sys.path)
+    program = pathlib.Path(os.path.abspath(path))
+    package = package_of(program)
     sys.argv = [path, *arguments]
-    # Python puts the folder of the file there, in place of the present one.
-    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    # Python puts this folder there, in place of the present one.
+    sys.path.insert(0, str(program.parents[len(package)]))
     try:
-        runpy.run_path(path, run_name="__main__")
+        if package:
+            name = ".".join([*package, program.stem])
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+        else:
+            with files_without_package():
+                runpy.run_path(path, run_name="__main__")
     finally:
         sys.argv, sys.path[:] = argv, paths
 
 
 def failure_of_script(
-    path: str, arguments: Sequence[str], error: BaseException
+    path: str, arguments: Sequence[str], error: BaseException, runs_in_several: bool
 ) -> UsageError:
-    """Returns one line on an error that a program raised."""
-    if isinstance(error, SystemExit) and _ended_in(error) in _PARSERS:
+    """Returns one line on an error that a program raised.
+
+    `runs_in_several` is True if several workers run the program.
+    """
+    if parser_that_ended(error):
         received = shown(shlex.join(arguments)) if arguments else "none"
         return UsageError(
             f"--script={path} refuses its arguments ({received}), and its message is "
@@ -150,14 +166,27 @@ def failure_of_script(
     if isinstance(error, UsageError):
         # What stands for a strategy of the program says itself what to change.
         return UsageError(f"{place.removesuffix(',')}: {error}")
-    return failure_of(place, error, is_in_step=False)
+    remedy = "correct it"
+    # Programs also raise RuntimeError where they find a lock file.
+    if runs_in_several and isinstance(error, (OSError, RuntimeError)):
+        remedy += (
+            ". Every worker runs the program, which must accept files that another "
+            "worker has made (exist_ok=True) or removed"
+        )
+    return failure_of(place, error, is_in_step=False, remedy=remedy)
 
 
 # They print a message and call sys.exit, if a command line is not accepted.
-_PARSERS = ("argparse", "click")
+_PARSERS = ("argparse", "click", "absl")
 
 
-def _ended_in(error: BaseException) -> str:
-    """Returns the package that raised an error; empty if it is unknown."""
+def parser_that_ended(error: BaseException) -> str:
+    """Returns the package whose parser of arguments ended a program, or an empty text.
+
+    `absl.app.run` also calls a program's `main`, and `sys.exit` with its result.
+    """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return frames[-1].f_globals.get("__name__", "").partition(".")[0] if frames else ""
+    if not isinstance(error, SystemExit) or frames[-1].f_code.co_name == "_run_main":
+        return ""
+    package = frames[-1].f_globals.get("__name__", "").partition(".")[0]
+    return package if package in _PARSERS else ""

@@ -75,7 +75,12 @@ def subject_of_program(path: str, error: BaseException) -> str:
 _PROGRAM = "--script="
 
 
-def failure_of(what: str, error: BaseException, is_in_step: bool = True) -> UsageError:
+def failure_of(
+    what: str,
+    error: BaseException,
+    is_in_step: bool = True,
+    remedy: str = "correct it",
+) -> UsageError:
     """Returns one line on an error in the user's code; its subject is `what`.
 
     `is_in_step` is False if no step has called the code.
@@ -88,7 +93,6 @@ def failure_of(what: str, error: BaseException, is_in_step: bool = True) -> Usag
     # A launcher imports this module too, and has no use for Keras.
     import keras
 
-    remedy = "correct it"
     if is_in_step and _OF_SHAPES.search(words):
         # The step may be right for whole batches, as with Keras.
         remedy += (

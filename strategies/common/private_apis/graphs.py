@@ -15,6 +15,7 @@ from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.eager import context
 from tensorflow.python.eager.polymorphic_function import autograph_util
+from tensorflow.python.framework import config as tf_config
 
 
 def keep_sums_in_order() -> None:
@@ -36,6 +37,15 @@ def keep_sums_in_order() -> None:
         rewriter_config_pb2.RewriterConfig.SWAPPING_HEURISTICS
     )
     context.context()._config = config
+
+
+def read_the_clock_despite_determinism() -> None:
+    """Gives TF_DETERMINISTIC_OPS no effect: it forbids `tf.timestamp`.
+
+    TensorFlow reads the variable when it first needs it, and then no more. Its public
+    API can only enable determinism (tensorflow/core/util/determinism.cc).
+    """
+    tf_config.disable_op_determinism()
 
 
 def run_after(operation: tf.Operation, other: tf.Operation) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib.abc
 import importlib.machinery
+import runpy
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -42,6 +43,19 @@ def replaced_in(instance: Any, name: str, replacement: Any) -> Iterator[None]:
         delattr(instance, name)
         if former is not None:
             setattr(instance, name, former)
+
+
+def files_without_package() -> AbstractContextManager[None]:
+    """Lets `runpy.run_path` run files in the block with `__package__` None.
+
+    So does Python, and programs ask for it. `run_path` has an empty text
+    (Lib/runpy.py).
+    """
+
+    def without_package(_: str, run: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: run(*args, **kwargs | {"pkg_name": None})
+
+    return replaced(runpy, ["_run_module_code"], without_package)
 
 
 def after_cleared_sessions(

@@ -129,7 +129,7 @@ def test_what_flags_decide_is_left_out_of_a_program(
 ) -> None:
     """The program is the one of Keras's guide to training with tf.distribute.
 
-    Of its settings of TensorFlow three would raise an error here, and one would forbid
+    Of its settings of TensorFlow three would raise an error here, and two would forbid
     tf.timestamp.
     """
     text = """
@@ -138,7 +138,7 @@ def test_what_flags_decide_is_left_out_of_a_program(
     import tensorflow as tf
 
     os.environ.update(KERAS_BACKEND="jax", CUDA_VISIBLE_DEVICES="1")
-    os.environ["TF_USE_LEGACY_KERAS"] = "0"
+    os.environ.update(TF_USE_LEGACY_KERAS="0", TF_DETERMINISTIC_OPS="1")
     tf.compat.v2.config.threading.set_intra_op_parallelism_threads(2)
     tf.config.set_visible_devices([], "GPU")
     (cpu,) = tf.config.list_logical_devices("CPU")
@@ -230,8 +230,9 @@ def test_what_flags_decide_is_left_out_of_a_program(
     assert done.stderr.count("keras.config.set_backend, which has no effect") == 1
     assert "--set=threads.intra_op_threads" in done.stderr
     assert done.stderr.count("run_eagerly=True") == 1
-    for words in ("KERAS_BACKEND=jax", "CUDA_VISIBLE_DEVICES=1"):
-        assert done.stderr.count(f"sets {words}, which has no effect") == 1
+    variables = ("KERAS_BACKEND=jax", "CUDA_VISIBLE_DEVICES=1")
+    for words in (*variables, "TF_DETERMINISTIC_OPS=1"):
+        assert done.stderr.count(f"{words} of os.environ has no effect") == 1
     assert "TF_USE_LEGACY_KERAS" not in done.stderr
 
 
@@ -433,18 +434,31 @@ def test_workers_have_the_chiefs_variables_of_any_type(tmp_path: pathlib.Path) -
     assert "found 1 [0.0, 0.0, 0.0, 0.0]" in log.read_text()
 
 
+_HELP_OF_ARGPARSE = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--rate", help="step size")
+parser.parse_args()
+"""
+# It ends with exit code 1.
+_HELP_OF_ABSL = """
+from absl import app, flags
+flags.DEFINE_float("rate", 0.1, "step size")
+app.run(lambda _: model.fit(x, y))
+"""
+
+
 @pytest.mark.parametrize(
-    "strategy", [("--strategy=one_device",), further(_WORKERS), further(_SERVERS)]
+    ("strategy", "text"),
+    [
+        (("--strategy=one_device",), _HELP_OF_ABSL),
+        further(_WORKERS, _HELP_OF_ARGPARSE),
+        further(_SERVERS, _HELP_OF_ARGPARSE),
+    ],
 )
 def test_a_program_may_print_its_own_help(
-    tmp_path: pathlib.Path, strategy: tuple[str, ...]
+    tmp_path: pathlib.Path, strategy: tuple[str, ...], text: str
 ) -> None:
-    text = """
-        import argparse
-        parser = argparse.ArgumentParser()
-        parser.add_argument("--rate", help="step size")
-        parser.parse_args()
-    """
     done = _run(tmp_path, text, *strategy, "--", "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("step size") == 1
@@ -487,6 +501,14 @@ def test_epochs_are_counted_as_the_program_counts_them(tmp_path: pathlib.Path) -
         (
             "import argparse\nargparse.ArgumentParser().parse_args(['--widht=7'])",
             ("refuses its arguments (none)", "follow after --"),
+        ),
+        further(
+            "from absl import app\napp.run(lambda _: 0, ['train', '--widht=7'])",
+            ("refuses its arguments (none)", "follow after --"),
+        ),
+        further(
+            "from absl import app\napp.run(lambda _: 7, ['train'])",
+            ("line 10", "sys.exit(7)"),
         ),
         ("model.fit(x)", ("no labels",)),
         (

@@ -1,12 +1,15 @@
 """Programs that call fit, save and except in ways that a run has to expect."""
 
 import pathlib
+import subprocess
+import sys
 import textwrap
 
 import pytest
 
 from tests import processes
 from tests.markers import further
+from trainers.keras_program.script import run_script
 
 _MODEL = """
 import os
@@ -111,6 +114,25 @@ def test_only_the_chief_writes_and_a_program_ends_once(tmp_path: pathlib.Path) -
     assert processes.result_of(tmp_path / "run")["steps"] == 4
 
 
+@pytest.mark.parametrize(
+    ("text", "flags", "is_named"),
+    [
+        ("os.mkdir('made')", _WORKERS, True),
+        further("os.rmdir('made')", ("--strategy=one_device",), False),
+        further("[].index(1)", _WORKERS, False),
+    ],
+)
+def test_a_file_that_another_worker_has_made_is_named_as_a_cause(
+    tmp_path: pathlib.Path, text: str, flags: tuple[str, ...], is_named: bool
+) -> None:
+    path = _write(tmp_path, f"{text}\nmodel.fit(x, y, **fixed)")
+    run = (f"--script={path}", f"--run_dir={tmp_path / 'run'}")
+    done = processes.run(*run, *flags, folder=tmp_path)
+    assert done.returncode == 2, done.stdout
+    assert "train.py, line 1" in done.stderr
+    assert ("exist_ok=True" in done.stderr) == is_named
+
+
 def test_backups_of_keras_have_no_effect_and_a_warning_says_so(
     tmp_path: pathlib.Path,
 ) -> None:
@@ -165,3 +187,59 @@ def test_an_error_in_a_package_elsewhere_names_the_line_of_the_program(
     done = processes.run(f"--script={path}", *flags)
     assert done.returncode == 2, done.stdout
     assert "train.py, line 21, failed (KeyError" in done.stderr
+
+
+_SHOWN = """
+import sys
+name = __spec__ and __spec__.name
+print(__name__, __package__, name, __file__, sys.path[0], sys.argv)
+"""
+_IMPORTED = "from .. import data\nprint(data.__name__)\n"
+_SETS_ITS_PACKAGE = """
+if __name__ == "__main__" and __package__ is None:
+    import os
+    sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", ".."))
+    import own.bin
+    __package__ = "own.bin"
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "command"),
+    [
+        (_SHOWN, "{path}"),
+        (_SHOWN + _SETS_ITS_PACKAGE + _IMPORTED, "{path}"),
+        (_SHOWN + _IMPORTED, "-m own.bin.train"),
+        (_SHOWN + "try: from .. import data\nexcept ImportError: pass", "{path}"),
+    ],
+)
+@pytest.mark.parametrize("has_init", [True, False])
+# Python ignores it.
+@pytest.mark.filterwarnings("ignore::ImportWarning")
+def test_a_file_is_run_as_python_runs_it(
+    tmp_path: pathlib.Path,
+    capfd: pytest.CaptureFixture[str],
+    text: str,
+    command: str,
+    has_init: bool,
+) -> None:
+    """Repositories have programs that are started as scripts, and ones as modules."""
+    path = tmp_path / "own" / "bin" / "train.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    (tmp_path / "own" / "data.py").write_text("")
+    if has_init:
+        for folder in path.parents[:2]:
+            (folder / "__init__.py").write_text("")
+    words = [sys.executable, *command.format(path=path).split(), "--rate=1"]
+    plain = subprocess.run(
+        words, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    main, paths = sys.modules["__main__"], list(sys.path)
+    try:
+        run_script(str(path), ["--rate=1"])
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "own"]:
+            del sys.modules[name]
+    assert capfd.readouterr().out == plain.stdout
+    assert (sys.modules["__main__"], sys.path) == (main, paths)
