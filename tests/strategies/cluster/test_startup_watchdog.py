@@ -64,8 +64,10 @@ def peer() -> Iterator[socket.socket]:
 def watching(busy: str, peer: socket.socket) -> subprocess.Popen[str]:
     """Starts a process, and returns it once it watches for the peer."""
     address = f"127.0.0.1:{peer.getsockname()[1]}"
+    # Python 3.12 warns of threads beside a fork.
+    python = (sys.executable, "-W", "ignore::DeprecationWarning")
     process = subprocess.Popen(
-        [sys.executable, "-c", _WATCHING.replace("{busy}", busy), address],
+        [*python, "-c", _WATCHING.replace("{busy}", busy), address],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
