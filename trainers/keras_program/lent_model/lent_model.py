@@ -28,7 +28,7 @@ from trainers.keras_program.lent_model.traced_functions import (
     TracedModels,
 )
 from trainers.model.optimizers.build import adopt_again
-from trainers.model.optimizers.loss_scale import wrapper_of
+from trainers.model.optimizers.loss_scale import check_scale, wrapper_of
 from trainers.model.optimizers.several import (
     SeveralOptimizers,
     inner_of,
@@ -107,6 +107,7 @@ class LentModel:
         with wrap_user_errors(self._flag):
             check_states(self.model)
             check_loaded(self.model)
+            check_scale(self.model.optimizer)
             check_loop(self.model)
             objective = self._own_objective(compiled, rows)
             if objective is not None:

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from strategies.common.errors import UsageError
 from strategies.common.private_apis.models import flat_layers
 from strategies.common.private_apis.optimizers import loss_scale_variables
 from strategies.common.types import Batch
@@ -132,3 +133,25 @@ def unscaled(gradients: Sequence[Any], scale: tf.Tensor | None) -> list[Any]:
     if scale is None:
         return list(gradients)
     return [scaled(gradient, 1 / scale) for gradient in gradients]
+
+
+def check_scale(optimizer: keras.optimizers.Optimizer | None) -> None:
+    """Refuses a class that scales the loss, or unscales gradients, by itself.
+
+    The training loop does both, and repeats a step whose gradients overflow.
+
+    Raises:
+      UsageError: The class, or that of the optimizer inside of it, is such a class.
+    """
+    inner = getattr(optimizer, "inner_optimizer", None)
+    names = ("scale_loss", *(("apply", "apply_gradients") if inner else ()))
+    for kind in type(optimizer).__mro__:
+        found = set(names) & vars(kind).keys()
+        if found and not kind.__module__.startswith("keras."):
+            raise UsageError(
+                f"the optimizer {kind.__name__} overrides {min(found)}, and "
+                "--strategy scales the loss in its place: change gradients in apply "
+                "alone, inside of a LossScaleOptimizer if losses are to be scaled."
+            )
+    if inner:
+        check_scale(inner)
