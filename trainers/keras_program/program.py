@@ -148,9 +148,21 @@ class Program:
             raise self._error
         if self._ended is not None:
             return self._ended.exit_code
-        if not (self._calls.count or is_help):
+        if self._calls.count:
+            self._require_all_calls()
+        elif not is_help:
             self._accept_no_training()
         return ExitCode.DONE
+
+    def _require_all_calls(self) -> None:
+        """Refuses an end of the program before calls of `fit` that it made before."""
+        count = self._calls.count
+        if self._cluster.is_chief and self._folder.has_later_checkpoint(count):
+            raise UsageError(
+                f"--script={self._path} has ended after fit number {count}, and a "
+                "later one has a checkpoint: make the same calls again, or give a "
+                "program that skips what it has trained another --run_dir."
+            )
 
     def _accept_no_training(self) -> None:
         """Warns that there is no run, if the program had no epoch left to train."""
@@ -212,6 +224,7 @@ class Program:
                 arguments = dataclasses.replace(
                     arguments, epochs=self._config.length.epochs
                 )
+            arguments = self._calls.as_before(model, arguments)
             if arguments.epochs <= arguments.initial_epoch:
                 return self._fit_nothing(fit, model, arguments)
             if self._others_wait and self._cluster.is_chief:
