@@ -6,11 +6,16 @@ This module imports neither TensorFlow nor Keras.
 import ast
 import os
 import pathlib
+import sys
 from collections.abc import Iterator
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
-# Packages of this project, which are loaded before a user's code runs.
-_PACKAGES = ("models", "strategies", "trainers")
+_NAME = __name__.partition(".")[0]
+_OF_CLONE = ("models", "strategies", "trainers")
+# Packages of this project, which are loaded before a user's code runs. The wheel has
+# them below one name.
+OWN_PACKAGES = _OF_CLONE if _NAME in _OF_CLONE else (_NAME,)
+_USE_WHEEL = "install the wheel of this project and start keras-strategies (BUILD.md)"
 
 
 def check_names(path: str, option: str) -> None:
@@ -40,11 +45,11 @@ def check_names(path: str, option: str) -> None:
         seen.add(file)
         for name in [*_imported(file), *package[:1]]:
             own = list(_files_of(folder, name))
-            if own and name in _PACKAGES:
+            if own and name in OWN_PACKAGES:
                 raise ValueError(
                     f"{option}: {file.name} imports {name}, and {own[0]} "
                     "has the name of a package of this project, which Python would "
-                    "import in its place: rename the module."
+                    f"import in its place: rename the module, or {_USE_WHEEL}."
                 )
             waiting += own
 
@@ -71,6 +76,26 @@ def package_of(program: pathlib.Path) -> list[str]:
         names.insert(0, folder.name)
         folder = folder.parent
     return names
+
+
+def check_present_folder() -> None:
+    """Refuses a folder in which the processes of a run would not start.
+
+    They are modules of `strategies`, which Python takes from the present folder first.
+
+    Raises:
+      ValueError: The folder has a module of this name.
+    """
+    folder = pathlib.Path.cwd()
+    is_first = not sys.flags.safe_path
+    if folder.resolve() == _ROOT or "strategies" not in OWN_PACKAGES or not is_first:
+        return
+    for path in (folder / "strategies.py", folder / "strategies" / "__init__.py"):
+        if path.is_file():
+            raise ValueError(
+                f"{path} has the name of a package of this project, which Python would "
+                f"import in its place: set PYTHONSAFEPATH=1, or {_USE_WHEEL}."
+            )
 
 
 def _parsed(file: pathlib.Path) -> ast.Module:

@@ -2,10 +2,15 @@
 
 import importlib
 import os
+import pathlib
 import sys
 import types
 from collections.abc import Sequence
 
+# `python -m` puts the present folder first, which may have modules of these names.
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+
+from models.name_collisions import OWN_PACKAGES, check_present_folder
 from strategies.common.errors import ExitCode
 from strategies.common.native_log import (
     exit_at_once,
@@ -14,7 +19,7 @@ from strategies.common.native_log import (
 )
 from strategies.common.signals import learn_ends_of_children
 
-_OWN = ("keras_strategies", "models", "strategies", "trainers")
+sys.path.pop(0)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -29,14 +34,19 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _command() -> types.ModuleType | None:
-    """Imports the command; returns None, and says so, without an installed package."""
+    """Imports the command; returns None, and says so, if a package is not found."""
+    try:
+        check_present_folder()
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return None
     # Not imported at the top: without an active .venv the first missing package would
     # end the process with a traceback.
     try:
         return importlib.import_module("trainers.cli.app")
     except ModuleNotFoundError as error:
         # A missing module of this project is a bug, not a missing installation.
-        if (error.name or "").partition(".")[0] in _OWN:
+        if (error.name or "").partition(".")[0] in OWN_PACKAGES:
             raise
         print(
             f"error: {sys.executable} has no package {error.name}: make install, then "

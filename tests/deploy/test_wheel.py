@@ -119,6 +119,15 @@ def build():
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return model
 """
+USERS_PROGRAM = """
+import numpy as np
+import strategies
+import trainers
+from models.base import build
+
+print("found", strategies.UNITS + trainers.UNITS)
+build().fit(np.zeros((8, 8, 8, 1)), np.zeros(8), batch_size=4)
+"""
 
 
 @pytest.mark.slow
@@ -126,6 +135,7 @@ def build():
 def test_packages_of_the_user_keep_their_names(
     installed: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
+    (tmp_path / "train.py").write_text(USERS_PROGRAM)
     for name in ("models", "trainers", "strategies"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("UNITS = 10\n")
@@ -141,6 +151,10 @@ def test_packages_of_the_user_keep_their_names(
     )
     assert done.returncode == 0, done.stderr
     assert result_of(tmp_path / "run")["status"] == "completed"
+    program = ("--script=train.py", "--strategy=one_device", "--run_dir=other")
+    done = run_installed([installed / "keras-strategies", *program], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "found 20\n" in done.stdout
 
 
 # The Python interface below trains an example from an empty folder.

@@ -1,10 +1,13 @@
 """Checks that modules of a user which this project's packages hide are refused."""
 
 import pathlib
+import subprocess
+import sys
 
 import pytest
 
 from models.name_collisions import check_names
+from tests import processes
 from trainers.main import main
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -79,3 +82,27 @@ def test_a_run_names_the_file_and_the_module(
     assert main(["main", flag.format(path), f"--run_dir={tmp_path / 'run'}"]) == 2
     assert f"imports models, and {tmp_path / 'models.py'}" in capfd.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "exit_code"),
+    [("models.py", 0), ("models/__init__.py", 0), ("strategies/__init__.py", 2)],
+)
+def test_the_command_finds_its_own_packages_or_refuses_the_folder(
+    tmp_path: pathlib.Path, file: str, exit_code: int
+) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    # Not forked from a process that has imported them.
+    done = subprocess.run(
+        [sys.executable, "-m", "trainers.main", "--help"],
+        cwd=tmp_path,
+        env=processes.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == exit_code, done.stderr
+    assert done.stderr.count("\n") == exit_code // 2
+    assert (str(path) in done.stderr) == bool(exit_code)

@@ -1,7 +1,10 @@
 """Training of a program's calls of `fit`, one after another, under a strategy."""
 
+import contextlib
+import dataclasses
+import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -13,6 +16,7 @@ from strategies.common.errors import ExitCode
 from strategies.common.private_apis.fit_data import having_shuffles
 from strategies.common.text import shown
 from trainers.config.config import Config
+from trainers.config.program import is_sent_call
 from trainers.inputs.sources import Data
 from trainers.keras_program.callback_state import models_written_after
 from trainers.keras_program.chief_callbacks import CallbackError, order_error
@@ -26,7 +30,11 @@ from trainers.keras_program.data import (
     validates_on_shuffled,
 )
 from trainers.keras_program.epochs import Epochs
-from trainers.keras_program.fit_arguments import FitArguments
+from trainers.keras_program.fit_arguments import (
+    FitArguments,
+    continued_call,
+    in_words,
+)
 from trainers.keras_program.left_out import without_backup
 from trainers.keras_program.lent_model.kept_traces import KeptTraces, kept_traces
 from trainers.keras_program.lent_model.lent_model import LentModel
@@ -34,7 +42,9 @@ from trainers.keras_program.lent_model.traced_functions import TracedModels
 from trainers.keras_program.program_variables import ProgramVariables
 from trainers.loop.builder import assemble_parts
 from trainers.loop.parts import Phase, TrainingParts
+from trainers.run_dir.checkpoint_manifest import DamagedError
 from trainers.run_dir.run_dir import RunDir
+from trainers.run_dir.train_state import FitCall, check_state, was_over
 
 # Trains the parts of a run with the epochs of a `fit`, and returns the exit code.
 Train = Callable[[TrainingParts, Epochs], ExitCode]
@@ -81,6 +91,11 @@ class CallsOfFit:
         self._flag = f"--script={config.model.script}"
         self._folder = RunDir(pathlib.Path(config.run.run_dir or ""))
         self._phase = Phase()
+        # With those that train no epoch.
+        self._num_calls = 0
+        self._call: FitCall | None = None
+        # Sent at the first call, which all tasks reach.
+        self._earlier: Mapping[int, tuple[FitCall, bool]] | None = None
         # Of the last call, for the next one.
         self._kept: KeptTraces | None = None
         # Shuffled data that callbacks have read at the end of a call. Data sets are
@@ -90,6 +105,57 @@ class CallsOfFit:
     def forget_traces(self) -> None:
         """Lets the next call be traced anew."""
         self._kept = None
+
+    def as_before(self, model: keras.Model, now: FitArguments) -> FitArguments:
+        """Returns the arguments with which a call continues that of before, if any.
+
+        Raises:
+          UsageError: The call would leave out epochs of the earlier one.
+        """
+        self._num_calls += 1
+        # A notebook's call is the only one, of a model that is perhaps trained.
+        is_only = is_sent_call(self._config.model.script)
+        updates = 0 if is_only else int(getattr(model.optimizer, "iterations", 0))
+        call = FitCall(self._num_calls, now.initial_epoch, now.epochs, updates)
+        if self._earlier is None:
+            self._earlier = self._read_earlier()
+        was, is_over = self._earlier.get(self._phase.number, (None, False))
+        trains = now.initial_epoch < now.epochs
+        # A call that had no epoch before has none again, and no checkpoint.
+        if was is not None and (trains or was.number == call.number):
+            is_length_given = not self._config.given.isdisjoint(
+                ("epochs", "train_steps")
+            )
+            continued = continued_call(was, is_over, call, is_length_given)
+            if continued.initial_epoch != now.initial_epoch and self._cluster.is_chief:
+                self._warn(
+                    f"{in_words(call)} of the program continues the checkpoint of "
+                    f"{in_words(was)}, and trains as {in_words(continued)}"
+                )
+            call = continued
+        self._call = call
+        return dataclasses.replace(
+            now, initial_epoch=call.initial_epoch, epochs=call.epochs
+        )
+
+    def _read_earlier(self) -> dict[int, tuple[FitCall, bool]]:
+        """Returns calls of earlier processes by phase, and whether each was over."""
+        found, message = {}, b""
+        # Other tasks may be unable to read the chief's folder.
+        if self._cluster.is_chief:
+            for phase in range(1, self._folder.num_phases() + 1):
+                state = self._folder.state_of(phase)
+                # An older version has not kept the call.
+                with contextlib.suppress(DamagedError, TypeError):
+                    check_state(state)
+                    call = FitCall(**state.get("fit", {}))
+                    found[phase] = dataclasses.asdict(call), was_over(state)
+            message = json.dumps(found).encode()
+        content = json.loads(b"".join(self._strategy.messages_of_all(message)))
+        return {
+            int(phase): (FitCall(**call), is_over)
+            for phase, (call, is_over) in content.items()
+        }
 
     def train(
         self, model: keras.Model, arguments: FitArguments, fit: Callable[..., Any]
@@ -161,6 +227,7 @@ class CallsOfFit:
         loops_together = self._config.strategy.traits.loops_together
         read_in = self._variables.read_in if loops_together else None
         epochs = Epochs(arguments, parts, self._cluster.is_chief, fit, read_in)
+        epochs.call = self._call
         if loops_together and len(self._cluster.computing) > 1:
             shuffles = epochs.callbacks.shuffles = shuffles_of_fit(arguments)
             if having_shuffles(self._read_at_end, shuffles):

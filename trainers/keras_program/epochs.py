@@ -1,5 +1,6 @@
 """Epochs of a program's `fit`: Keras's logs and callbacks at Keras's moments."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,13 @@ from trainers.loop.evaluation import BatchObserver
 from trainers.loop.parts import TrainingParts
 from trainers.model.optimizers.loss_scale import REPORTED_SCALE
 from trainers.reporting.metrics import MetricsWindow
-from trainers.run_dir.train_state import BEGUN, RANDOM, STOPPED, is_stopped
+from trainers.run_dir.train_state import (
+    BEGUN,
+    RANDOM,
+    STOPPED,
+    FitCall,
+    is_stopped,
+)
 from trainers.user_code.losses import CompiledObjective
 from trainers.user_code.own_step.objective import reported_names
 
@@ -37,6 +44,7 @@ class Epochs:
       callbacks: Callbacks, with the history that `fit` returns.
       is_stopped: True if a callback has stopped the training. `fit` looks for that at
         the end of a batch and of an epoch.
+      call: Call of the program; None without a program.
     """
 
     def __init__(
@@ -64,6 +72,7 @@ class Epochs:
         self.executions = Executions(self.lengths, size)
         self.window = MetricsWindow(parts.logs)
         self.is_stopped = False
+        self.call: FitCall | None = None
         self._parts = parts
         self._variables_in = variables_in
         self._is_final = False
@@ -320,7 +329,8 @@ class Epochs:
         state["history"][STOPPED] = float(self.is_stopped)
         state["history"][BEGUN] = float(not self._is_over())
         random = {RANDOM: random_state()} if self._is_over() else {}
-        return {"epoch_sums": self.window.sums(), **random, **state}
+        fit = {} if self.call is None else {"fit": dataclasses.asdict(self.call)}
+        return {"epoch_sums": self.window.sums(), **random, **fit, **state}
 
     def _is_over(self) -> bool:
         """Returns whether no batch follows."""

@@ -13,6 +13,7 @@ import tensorflow as tf
 from strategies.common.errors import UsageError
 from strategies.common.text import shown
 from trainers.keras_program.epoch_lengths import EpochLengths
+from trainers.run_dir.train_state import FitCall
 from trainers.user_code.checks import has_own_step
 
 
@@ -47,6 +48,58 @@ class FitArguments:
     def lengths(self, num_batches: int) -> EpochLengths:
         """Returns the numbers of steps of epochs, by the batches of a pass."""
         return EpochLengths(self.steps_per_epoch or num_batches, num_batches)
+
+
+def continued_call(
+    was: FitCall, is_over: bool, now: FitCall, is_length_given: bool
+) -> FitCall:
+    """Returns the call as which a resumed `fit` continues.
+
+    The steps of its checkpoint are counted from the earlier `initial_epoch`. A program
+    that continues by itself gives another one when it is started again, and perhaps
+    `epochs` that depend on it.
+
+    Args:
+      was: Call of an earlier process.
+      is_over: True if no batch followed the checkpoint of the earlier call.
+      now: Call of the present process.
+      is_length_given: True if a flag says how long to train.
+
+    Raises:
+      UsageError: Epochs of the earlier call, or of later ones, would be left out.
+    """
+    if is_over and now.number == 1 and _is_shifted(was, now):
+        raise UsageError(
+            f"--resume=auto cannot continue a program that continues by itself: its "
+            f"first {in_words(now)} comes after {now.updates:,} updates of the "
+            f"optimizer, and came after {was.updates:,} before: choose another "
+            "--run_dir, or load no model of an earlier process."
+        )
+    continued = dataclasses.replace(was, epochs=now.epochs)
+    if is_length_given:
+        return continued
+    num_epochs = was.epochs - was.initial_epoch
+    if not is_over and now.epochs - now.initial_epoch == num_epochs:
+        return was
+    is_moved = now.initial_epoch != was.initial_epoch
+    if now.epochs < was.epochs and (is_moved or not is_over):
+        raise UsageError(
+            f"--resume=auto continues {in_words(was)}, and the program calls "
+            f"{in_words(now)}: give epochs as before, or --epochs={now.epochs} to end "
+            "there; if the program continues by itself, choose another --run_dir."
+        )
+    return continued
+
+
+def _is_shifted(was: FitCall, now: FitCall) -> bool:
+    """Returns whether a first call is a later one of a loop, by its equal length."""
+    lengths = {call.epochs - call.initial_epoch for call in (was, now)}
+    return was.updates < now.updates and len(lengths) == 1
+
+
+def in_words(call: FitCall) -> str:
+    """Returns a call of `fit` with the arguments that say how long it trains."""
+    return f"fit(initial_epoch={call.initial_epoch}, epochs={call.epochs})"
 
 
 def check_call(model: keras.Model, path: str) -> None:

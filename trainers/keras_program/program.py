@@ -19,6 +19,7 @@ from strategies.common.private_apis.models import trained_as_traced
 from strategies.common.private_apis.replaced import after_cleared_sessions
 from strategies.common.private_apis.variables import variables_as_numbers
 from trainers.config.config import Config
+from trainers.config.program import is_sent_call
 from trainers.keras_program.calls_of_fit import CallsOfFit, Train
 from trainers.keras_program.chief_callbacks import CallbackError
 from trainers.keras_program.fit_arguments import (
@@ -81,6 +82,8 @@ class Program:
         # The same of a callback, whose own error the program may catch, as with Keras.
         self._callback_error: CallbackError | None = None
         self._ended: _ProgramEnded | None = None
+        # As in a program that continues by itself and is over.
+        self._had_no_epoch = False
         self._loops_together = config.strategy.traits.loops_together
         self._variables = ProgramVariables()
         self._traced = TracedModels()
@@ -155,13 +158,35 @@ class Program:
             raise self._error
         if self._ended is not None:
             return self._ended.exit_code
-        if not (self._calls.count or is_help):
+        if self._calls.count:
+            self._require_all_calls()
+        elif not is_help:
+            self._accept_no_training()
+        return ExitCode.DONE
+
+    def _require_all_calls(self) -> None:
+        """Refuses an end of the program before calls of `fit` that it made before."""
+        count = self._calls.count
+        if self._cluster.is_chief and self._folder.has_later_checkpoint(count):
+            raise UsageError(
+                f"--script={self._path} has ended after fit number {count}, and a "
+                "later one has a checkpoint: make the same calls again, or give a "
+                "program that skips what it has trained another --run_dir."
+            )
+
+    def _accept_no_training(self) -> None:
+        """Warns that there is no run, if the program had no epoch left to train."""
+        # A notebook waits for what its call of `fit` has trained.
+        if not self._had_no_epoch or is_sent_call(self._path):
             raise UsageError(
                 f"--script={self._path} has ended without a call of keras.Model.fit "
                 "for an epoch or more: call it; loops of train_on_batch or "
                 "GradientTape are not taken over."
             )
-        return ExitCode.DONE
+        self._warn(
+            f"--script={self._path} has no epoch left to train (each fit has an "
+            "initial_epoch that is not less than its epochs): there is no run"
+        )
 
     def _begin_session(self) -> None:
         """Begins anew after the program has cleared Keras's session."""
@@ -209,6 +234,7 @@ class Program:
                 arguments = dataclasses.replace(
                     arguments, epochs=self._config.length.epochs
                 )
+            arguments = self._calls.as_before(model, arguments)
             if arguments.epochs <= arguments.initial_epoch:
                 return self._fit_nothing(fit, model, arguments)
             if self._others_wait and self._cluster.is_chief:
@@ -290,6 +316,7 @@ class Program:
                 f"--epochs={arguments.epochs} leaves nothing to train after "
                 f"fit(initial_epoch={arguments.initial_epoch}): give a larger number."
             )
+        self._had_no_epoch = True
         given = {name: getattr(arguments, name) for name in FitArguments.__slots__}
         if not self._cluster.is_chief:
             given["callbacks"] = None

@@ -143,12 +143,24 @@ class RunDir:
 
     def first_step_of(self, phase: int) -> int | None:
         """Returns the step from which a phase has begun; None if nothing says so."""
+        found = self.state_of(phase).get("phase")
+        return found.get("first_step") if isinstance(found, dict) else None
+
+    def state_of(self, phase: int) -> Mapping[str, Any]:
+        """Returns the state of a phase's newest undamaged checkpoint; {} without one.
+
+        Its form is not checked.
+        """
         saved = checkpoints_in(self.phase_path(phase))
         for step, folder in sorted(saved.items(), reverse=True):
             with contextlib.suppress(DamagedError):
-                found = read_commit(folder, step).state.get("phase")
-                return found.get("first_step") if isinstance(found, dict) else None
-        return None
+                return read_commit(folder, step).state
+        return {}
+
+    def num_phases(self) -> int:
+        """Returns the number of phases that have begun."""
+        paths = map(self.phase_path, itertools.count(1))
+        return len(list(itertools.takewhile(pathlib.Path.exists, paths)))
 
     def _all_checkpoints(self) -> Mapping[int, pathlib.Path]:
         """Returns the paths of all checkpoints by step, damaged ones included."""

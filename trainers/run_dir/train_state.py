@@ -74,6 +74,23 @@ class PhaseStart:
     first_step: int = 0
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class FitCall:
+    """Call of `fit` of a program.
+
+    Attributes:
+      number: Number of the call, from 1; calls that train no epoch count too.
+      initial_epoch: Its argument.
+      epochs: Its argument.
+      updates: Number of updates that the optimizer had made before.
+    """
+
+    number: int
+    initial_epoch: int
+    epochs: int
+    updates: int
+
+
 @dataclasses.dataclass(slots=True)
 class NoiseMeans:
     """Running means of the two parts of the gradient noise scale, over reports."""
@@ -114,6 +131,7 @@ _PARTS = {
     "rollbacks": RollbackHistory,
     "data": DataSize,
     "phase": PhaseStart,
+    "fit": FitCall,
     "noise_scale": NoiseMeans,
 }
 _BY_NAME = ("interval_sums", "epoch_sums", "history", CALLBACKS, RANDOM)

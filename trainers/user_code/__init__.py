@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from models.factories import FactoryError
+from models.name_collisions import OWN_PACKAGES
 from strategies.common.errors import UsageError, is_out_of_memory, missing_device
 from strategies.common.text import one_line, printable
 
@@ -142,7 +143,7 @@ def errors_of_steps() -> Iterator[None]:
 def _last_place(error: BaseException) -> str | None:
     """Returns the last file and line; None if a call of this project is further in."""
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        if frame.f_globals.get("__name__", "").partition(".")[0] in _OWN_PACKAGES:
+        if frame.f_globals.get("__name__", "").partition(".")[0] in OWN_PACKAGES:
             break
         path = frame.f_code.co_filename
         if "__autograph_generated_file" in path:
@@ -153,7 +154,6 @@ def _last_place(error: BaseException) -> str | None:
     return None
 
 
-_OWN_PACKAGES = ("models", "strategies", "trainers")
 # Python names frames that have no file in angle brackets.
 _OF_LIBRARIES = (
     *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),

@@ -616,3 +616,121 @@ def test_a_file_of_an_earlier_fit_that_was_replaced_is_named(
     assert resumed.returncode == 0, resumed.stderr
     assert resumed.stderr.count("is no longer what ModelCheckpoint wrote") == 1
     assert "warning: fit-{epoch:02d}.weights.h5 is no longer" in resumed.stderr
+
+
+_CONTINUES_BY_ITSELF = """
+    saved, first = sorted(pathlib.Path().glob("saved-*.keras")), 0
+    if saved:
+        model, first = keras.saving.load_model(saved[-1]), int(saved[-1].stem[-1])
+    else:
+        model.compile("adam", "mse")
+
+    class Ends(keras.callbacks.Callback):
+        # It ends the process once in each of some epochs.
+        def on_epoch_end(self, epoch, logs=None):
+            mark = pathlib.Path(f"ended-{epoch}")
+            if str(epoch) in os.environ["ENDS"] and not mark.exists():
+                mark.touch()
+                globals()[os.environ["ACT"]]()
+
+    save = keras.callbacks.ModelCheckpoint("saved-{epoch}.keras")
+    fit = {"x": x, "y": y, "batch_size": 16, "callbacks": [save, Ends()]}
+"""
+_WORKERS = ("--strategy=multi_worker_mirrored", "--num_workers=2")
+_BY_EPOCH = '"initial_epoch": first, "epochs": 6'
+
+
+@pytest.mark.parametrize(
+    ("call", "strategy", "act", "ends"),
+    [
+        (_BY_EPOCH, _ONE, "stop", "2"),
+        # Six more each time it is started.
+        further('"initial_epoch": first, "epochs": first + 6', _ONE, "stop", "24"),
+        further(_BY_EPOCH, ("--strategy=mirrored",), "kill", "24"),
+        further(_BY_EPOCH, _WORKERS, "stop", "24"),
+        # The launcher starts it again.
+        further(_BY_EPOCH, _WORKERS, "kill", "24"),
+    ],
+)
+def test_a_program_that_continues_by_itself_trains_all_epochs(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    strategy: tuple[str, ...],
+    act: str,
+    ends: str,
+) -> None:
+    text = f"""
+{_CONTINUES_BY_ITSELF}
+    for call in ({{**fit, {call}}}, {{"x": x, "y": y}}):
+        history = model.fit(**call)
+        print("said", history.epoch, history.history, model.get_weights())
+    """
+    alone, ended = tmp_path / "alone", tmp_path / "ended"
+    for folder in (alone, ended):
+        folder.mkdir()
+    flags = (*strategy, "--resume=auto", "--checkpoint_every_steps=2")
+    monkeypatch.setenv("ACT", act)
+    monkeypatch.setenv("ENDS", "")
+    expected = _said(_run(alone, text, *flags))
+    assert len(expected) == 2
+    monkeypatch.setenv("ENDS", ends)
+    for _ in ends:
+        done = _run(ended, text, *flags)
+        assert done.returncode in (143, -9) or act == "kill", done.stderr
+    if done.returncode:
+        done = _run(ended, text, *flags)
+    assert done.returncode == 0, done.stderr
+    assert _said(done)[-2:] == expected
+    if call == _BY_EPOCH:
+        # No epoch is left, as the program counts, and the second `fit` is the same.
+        assert _said(_run(ended, text, *flags)) == expected
+
+
+@pytest.mark.parametrize(
+    ("calls", "ends"),
+    [
+        ("[{'epochs': 6 - first}]", "2"),
+        further("[{'epochs': 1} for _ in range(first, 6)]", "0"),
+        further(
+            "[{'initial_epoch': i, 'epochs': i + 1} for i in range(first, 6)]", "1"
+        ),
+    ],
+)
+def test_a_program_that_continues_by_itself_leaves_no_epoch_out(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, calls: str, ends: str
+) -> None:
+    text = f"""
+{_CONTINUES_BY_ITSELF}
+    for call in {calls}:
+        model.fit(**fit, **call)
+        model.save(f"saved-{{int(model.optimizer.iterations) // 3}}.keras")
+    print("said", int(model.optimizer.iterations))
+    """
+    monkeypatch.setenv("ACT", "stop")
+    monkeypatch.setenv("ENDS", ends)
+    assert _run(tmp_path, text, *_ONE).returncode == 143
+    refused = _run(tmp_path, text, *_ONE, "--resume=auto")
+    assert (refused.returncode, refused.stdout.count("said")) == (2, 0), refused.stderr
+    assert "continues by itself" in refused.stderr
+    (tmp_path / "run").rename(tmp_path / "first")
+    assert _said(_run(tmp_path, text, *_ONE)) == ["said 18"]
+
+
+def test_a_program_that_skips_a_fit_does_not_count_as_completed(
+    tmp_path: pathlib.Path,
+) -> None:
+    text = """
+    model.compile("sgd", "mse")
+    if not pathlib.Path("first.keras").exists():
+        model.fit(x, y, epochs=2, batch_size=16)
+        model.save("first.keras")
+    model.compile("sgd", "mse")
+    callbacks = [Once("on_epoch_end", stop)]
+    model.fit(x, y, epochs=2, batch_size=16, callbacks=callbacks)
+    """
+    assert _run(tmp_path, text, *_ONE).returncode == 143
+    done = _run(tmp_path, text, *_ONE, "--resume=auto")
+    assert (done.returncode, done.stderr.count("error: ")) == (2, 1), done.stderr
+    assert "ended after fit number 1" in done.stderr
+    assert processes.result_of(tmp_path / "run")["status"] == "preempted"
