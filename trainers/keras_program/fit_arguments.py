@@ -196,6 +196,11 @@ def _limit(given: dict[str, Any]) -> None:
 
 def _callbacks(given: Any) -> Sequence[keras.callbacks.Callback]:
     if isinstance(given, keras.callbacks.CallbackList):
+        if type(given) is not keras.callbacks.CallbackList:
+            raise UsageError(
+                f"fit has a {type(given).__name__} for its callbacks, and calls none of "
+                "its methods: give a list of callbacks."
+            )
         return list(given.callbacks)
     callbacks = list(keras.tree.flatten(given)) if given else []
     for callback in callbacks:

@@ -14,7 +14,12 @@ from strategies.inner_loop.reduction import clipped, widened, with_known_shapes
 from trainers.config.config import Config
 from trainers.model.histograms import histogram
 from trainers.model.layer_state import LayerState
-from trainers.model.optimizers.loss_scale import LOSS_SCALE, LossScale, unscaled
+from trainers.model.optimizers.loss_scale import (
+    LOSS_SCALE,
+    LossScale,
+    unscaled,
+    wrapper_of,
+)
 from trainers.model.optimizers.several import variables_of
 from trainers.model.sparse_gradients import as_dense, embeddings_of, sum_duplicates
 
@@ -84,10 +89,14 @@ class ModelUpdate:
     def apply_prepared(self, prepared: ReplicaOutputs) -> None:
         # First, because a layer may have written weights that are trained.
         self.assign_layer_state(prepared.state)
-        # As `fit` does: a class may override this method, and not `apply`.
         weights = self._model.trainable_variables
-        pairs = zip(prepared.gradients, weights, strict=True)
-        self._optimizer.apply_gradients(list(pairs))
+        if wrapper_of(self._model) is not None:
+            # As LossScaleOptimizer calls the optimizer inside of it.
+            self._optimizer.apply(list(prepared.gradients), weights)
+        else:
+            # As `fit` does: a class may override this method, and not `apply`.
+            pairs = zip(prepared.gradients, weights, strict=True)
+            self._optimizer.apply_gradients(list(pairs))
 
     def adapt_loss_scale(
         self, sums: Mapping[str, tf.Tensor], is_finite: tf.Tensor

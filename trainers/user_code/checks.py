@@ -26,7 +26,7 @@ from trainers.user_code.outer_variables import AssignmentScope, check_assigned
 # In place of which `fit` and `evaluate` would call them.
 _OF_FIT = (
     *("train_step", "test_step", "compute_loss", "compute_metrics"),
-    "get_metrics_result",
+    *("get_metrics_result", "losses", "trainable_weights"),
 )
 
 
@@ -79,6 +79,18 @@ def check_loop(model: keras.Model) -> None:
                 f"{type(model).__name__} has a {name} of its own, and --strategy runs "
                 "steps in its place: override train_step or test_step instead."
             )
+
+
+def remark_on_methods(model: keras.Model) -> str | None:
+    """Returns a warning if `fit` would call methods of the class at each validation."""
+    names = [name for name in ("evaluate", "reset_metrics") if _has_own(model, name)]
+    if not names:
+        return None
+    kind = type(model).__name__
+    return (
+        f"fit validates here without {' and '.join(f'{kind}.{x}' for x in names)}: "
+        "History and callbacks have nothing of what it adds or changes"
+    )
 
 
 def check_methods(model: keras.Model) -> None:

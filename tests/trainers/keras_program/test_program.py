@@ -550,6 +550,11 @@ def test_a_program_with_no_epoch_left_ends_as_with_keras(
             ("error: --script=", "train.py has no weights to train"),
         ),
         ("model.fit(x[:0], y[:0])", ("its training data", "no examples")),
+        further(
+            "class Own(keras.callbacks.CallbackList):\n    pass\n"
+            "model.fit(x, y, callbacks=Own())",
+            ("fit has a Own for its callbacks",),
+        ),
         (
             "m = keras.Sequential([keras.layers.Dense(1)])\nm.compile('sgd')\n"
             "m.fit(x, y)",

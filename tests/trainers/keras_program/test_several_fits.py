@@ -195,15 +195,15 @@ class Ahead(optimizers.Optimizer):
 
     def __init__(self, inner):
         super().__init__(learning_rate=0.0)
-        self.inner = inner
+        self.inner_optimizer = inner
 
     def build(self, variables):
         super().build(variables)
-        self.inner.build(variables)
+        self.inner_optimizer.build(variables)
         self.slow = self.add_optimizer_variables(variables, "slow")
 
     def apply(self, grads, trainable_variables=None):
-        self.inner.apply(grads, trainable_variables)
+        self.inner_optimizer.apply(grads, trainable_variables)
         self._iterations.assign_add(1)
         for variable, slow in zip(trainable_variables, self.slow):
             slow.assign(0.5 * (slow + variable))
@@ -263,8 +263,16 @@ schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
 model.optimizer.learning_rate = schedule
 model.compile(model.optimizer, "mse")
 model.fit(x, y, batch_size=16)
+class OfVariable(keras.optimizers.schedules.LearningRateSchedule):
+    def __call__(self, step):
+        few = keras.ops.minimum(step, keras.ops.cast(4, step.dtype))
+        return 0.1 / (1 + keras.ops.cast(few, "float32"))
+
+    def get_config(self):
+        return {}
+
 optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-optimizer.learning_rate = schedule
+optimizer.learning_rate = OfVariable()
 model.compile(optimizer, "mse")
 model.fit(x, y, batch_size=16)
 """
@@ -310,8 +318,18 @@ class OfOneArgument(Net):
     def call(self, inputs):
         return super().call(inputs)
 
+class OfItsHead(keras.Sequential):
+    @property
+    def losses(self):
+        return [0.1 * keras.ops.sum(keras.ops.square(self.layers[0].kernel))]
+
+    @property
+    def trainable_weights(self):
+        return self.layers[-1].trainable_weights
+
 keras.utils.set_random_seed(0)
-for net in (Net(), OfOneArgument()):
+head = OfItsHead([keras.layers.Dense(3), keras.layers.Dense(1)])
+for net in (Net(), OfOneArgument(), head):
     net.compile("sgd", "mse")
     net.fit(x, y, batch_size=16, validation_data=(x, y))
 """

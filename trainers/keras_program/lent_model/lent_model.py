@@ -41,6 +41,7 @@ from trainers.user_code.checks import (
     check_loop,
     check_states,
     has_own_step,
+    remark_on_methods,
 )
 from trainers.user_code.few_examples import EXAMPLES_OF_A_STEP, few_examples
 from trainers.user_code.fixed_rows import fixed_rows
@@ -83,7 +84,8 @@ class LentModel:
         self._changed: list[tuple[keras.Variable, bool]] = []
         self._scale_factors: list[tuple[keras.optimizers.Optimizer, float | None]] = []
         # Losses are scaled by the training loop, which repeats an overflowing step.
-        self._optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        wrapper = wrapper_of(model)
+        self._optimizer = wrapper.inner_optimizer if wrapper else model.optimizer
 
     def spec(self, data: Data, config: Config) -> CustomModel:
         """Returns a description of the model that can be built in a strategy's scope.
@@ -108,12 +110,14 @@ class LentModel:
             check_states(self.model)
             check_loaded(self.model)
             check_scale(self.model.optimizer)
+            remarks = [remark_on_methods(self.model)]
             check_loop(self.model)
             objective = self._own_objective(compiled, rows)
             if objective is not None:
                 self.remark = objective.remark
-                self.remark_of_any = objective.remark_of_any
+                remarks.append(objective.remark_of_any)
                 self._take_optimizers(objective)
+            self.remark_of_any = "; ".join(filter(None, remarks)) or None
         chosen = self._optimizer
         calls_others = is_multi_optimizer(chosen) or inner_of(chosen)
         if calls_others and not chosen.built:

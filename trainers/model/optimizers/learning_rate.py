@@ -16,8 +16,12 @@ def rate_of(optimizer: keras.optimizers.Optimizer, step: int) -> float:
     # The first of several is reported.
     optimizer, _ = parts_of(optimizer, [])[0]
     schedule = schedule_of(optimizer)
-    rate = optimizer.learning_rate if schedule is None else schedule(step)
-    return float(keras.ops.convert_to_numpy(rate))
+    if schedule is None:
+        return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+    # As in a step: with the counter, and what a schedule assigns there is its state.
+    counter = counter_of(optimizer)
+    with keras.StatelessScope([(counter, tf.constant(step, counter.dtype))]):
+        return float(keras.ops.convert_to_numpy(schedule(counter)))
 
 
 def num_updates(optimizer: keras.optimizers.Optimizer) -> int:

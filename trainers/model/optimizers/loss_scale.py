@@ -143,8 +143,8 @@ def check_scale(optimizer: keras.optimizers.Optimizer | None) -> None:
     Raises:
       UsageError: The class, or that of the optimizer inside of it, is such a class.
     """
-    inner = getattr(optimizer, "inner_optimizer", None)
-    names = ("scale_loss", *(("apply", "apply_gradients") if inner else ()))
+    is_scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    names = ("scale_loss", *(("apply", "apply_gradients") if is_scaling else ()))
     for kind in type(optimizer).__mro__:
         found = set(names) & vars(kind).keys()
         if found and not kind.__module__.startswith("keras."):
@@ -153,5 +153,5 @@ def check_scale(optimizer: keras.optimizers.Optimizer | None) -> None:
                 "--strategy scales the loss in its place: change gradients in apply "
                 "alone, inside of a LossScaleOptimizer if losses are to be scaled."
             )
-    if inner:
-        check_scale(inner)
+    if is_scaling:
+        check_scale(getattr(optimizer, "inner_optimizer", None))

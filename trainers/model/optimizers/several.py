@@ -54,6 +54,12 @@ class SeveralOptimizers(tf.Module):
         """Variables of all optimizers."""
         return [v for optimizer, _ in self.parts for v in optimizer.variables]
 
+    def apply(
+        self, gradients: Sequence[Any], variables: Sequence[keras.Variable]
+    ) -> None:
+        """Applies gradients; see `apply_gradients`."""
+        self.apply_gradients(list(zip(gradients, variables, strict=True)))
+
     def apply_gradients(
         self, grads_and_vars: Sequence[tuple[Any, keras.Variable]]
     ) -> None:

@@ -103,7 +103,8 @@ class UpdateCatcher(AssignmentScope):
         """
         self._check_graph("calls its optimizer")
         # The loss is scaled and unscaled by the training loop.
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        is_scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        inner = optimizer.inner_optimizer if is_scaling else optimizer
         pairs = zip(variables, gradients, strict=True)
         update = CaughtUpdate(
             inner,
