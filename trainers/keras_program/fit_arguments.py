@@ -198,8 +198,8 @@ def _callbacks(given: Any) -> Sequence[keras.callbacks.Callback]:
     if isinstance(given, keras.callbacks.CallbackList):
         if type(given) is not keras.callbacks.CallbackList:
             raise UsageError(
-                f"fit has a {type(given).__name__} for its callbacks, and calls none of "
-                "its methods: give a list of callbacks."
+                f"fit has a {type(given).__name__} for its callbacks, and would call "
+                "none of its methods: give a list of callbacks."
             )
         return list(given.callbacks)
     callbacks = list(keras.tree.flatten(given)) if given else []
