@@ -19,9 +19,14 @@ from strategies.common.private_apis.models import (
 from trainers.run_dir.encoding import as_plain, decoded, encoded
 from trainers.run_dir.train_state import EPOCHS
 
-# What Keras sets, and what belongs to a process: CSVLogger looks whether its file has a
-# header when it begins.
-_LEFT_OUT = ("params", "history", "model", "append_header")
+# What Keras sets.
+_LEFT_OUT = ("params", "model")
+# What belongs to a process: CSVLogger looks whether its file has a header when it
+# begins. A checkpoint has the history anyway.
+_LEFT_OUT_OF = {
+    keras.callbacks.CSVLogger: "append_header",
+    keras.callbacks.History: "history",
+}
 # In the state of a CSVLogger, the size of its file.
 _BYTES = "/bytes"
 
@@ -212,6 +217,8 @@ def _names_of_keras(kind: type[keras.callbacks.Callback]) -> Collection[str]:
     """
     names = {*_LEFT_OUT}
     for base in kind.__mro__:
+        if base in _LEFT_OUT_OF:
+            names.add(_LEFT_OUT_OF[base])
         if base.__module__.startswith("keras."):
             names.update(inspect.signature(base).parameters)
             for method in filter(inspect.isfunction, vars(base).values()):

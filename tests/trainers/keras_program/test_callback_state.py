@@ -34,6 +34,7 @@ class Keeps(keras.callbacks.EarlyStopping):
     def __init__(self, seen=0, label="a"):
         super().__init__("loss", min_delta=99, patience=9)
         self.seen, self.label, self._by_epoch, self.flag = seen, label, {}, np.bool_(0)
+        self.history = {}
 
     def on_epoch_end(self, epoch, logs=None):
         super().on_epoch_end(epoch, logs)
@@ -43,7 +44,7 @@ class Keeps(keras.callbacks.EarlyStopping):
         rate.assign(rate.numpy() / 2)
         self.seen += 1
         self.flag = np.bool_(1)
-        self._by_epoch[epoch] = 1.5
+        self._by_epoch[epoch] = self.history[epoch] = 1.5
         if epoch == 2 and not pathlib.Path("killed").exists():
             pathlib.Path("killed").touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -62,7 +63,7 @@ logs["table"] = [table.tolist() for table in logs["table"]]
 logs["rate"] = list(map(float, logs["rate"]))
 print("found", history.epoch, sorted(logs.items()))
 print("found", keeps.seen, keeps.label, keeps.flag, keeps._by_epoch, keeps.wait)
-print("found", keeps.min_delta)
+print("found", keeps.min_delta, keeps.history == keeps._by_epoch)
 """
 
 
@@ -97,7 +98,7 @@ def test_a_resumed_run_has_all_that_callbacks_keep_and_log(
     assert found == [
         f"found {list(range(5))} {logs}",
         f"found 5 b True {dict.fromkeys(range(5), 1.5)} 4",
-        "found -99",
+        "found -99 True",
     ]
     assert _epochs_in(tmp_path / "log.csv") == ["epoch", *"01234"]
 
