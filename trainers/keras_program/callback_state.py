@@ -22,11 +22,8 @@ from trainers.run_dir.train_state import EPOCHS
 # What Keras sets.
 _LEFT_OUT = ("params", "model")
 # What belongs to a process: CSVLogger looks whether its file has a header when it
-# begins. A checkpoint has the history anyway.
-_LEFT_OUT_OF = {
-    keras.callbacks.CSVLogger: "append_header",
-    keras.callbacks.History: "history",
-}
+# begins.
+_LEFT_OUT_OF = {keras.callbacks.CSVLogger: "append_header"}
 # In the state of a CSVLogger, the size of its file.
 _BYTES = "/bytes"
 

@@ -56,7 +56,8 @@ model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
 model.compile(keras.optimizers.SGD(0.5), "mse")
 label = "b" if pathlib.Path("killed").exists() else "a"
 keeps = Keeps(label=label)
-callbacks = [keras.callbacks.CSVLogger("log.csv"), keeps]
+given = keras.callbacks.History()
+callbacks = [keras.callbacks.CSVLogger("log.csv"), given, keeps]
 history = model.fit(x, x[:, :1], epochs=5, batch_size=20, callbacks=callbacks)
 logs = {n: v for n, v in history.history.items() if n not in ("loss", "other")}
 logs["table"] = [table.tolist() for table in logs["table"]]
@@ -64,6 +65,7 @@ logs["rate"] = list(map(float, logs["rate"]))
 print("found", history.epoch, sorted(logs.items()))
 print("found", keeps.seen, keeps.label, keeps.flag, keeps._by_epoch, keeps.wait)
 print("found", keeps.min_delta, keeps.history == keeps._by_epoch)
+print("found", given.epoch, given.history["loss"] == history.history["loss"])
 """
 
 
@@ -99,6 +101,7 @@ def test_a_resumed_run_has_all_that_callbacks_keep_and_log(
         f"found {list(range(5))} {logs}",
         f"found 5 b True {dict.fromkeys(range(5), 1.5)} 4",
         "found -99 True",
+        "found [0, 1, 2, 3, 4] True",
     ]
     assert _epochs_in(tmp_path / "log.csv") == ["epoch", *"01234"]
 
