@@ -78,17 +78,19 @@ def package_of(program: pathlib.Path) -> list[str]:
     return names
 
 
-def check_present_folder() -> None:
+def check_present_folder(root: pathlib.Path) -> None:
     """Refuses a folder in which the processes of a run would not start.
 
     They are modules of `strategies`, which Python takes from the present folder first.
 
+    Args:
+      root: Folder of this project's packages.
+
     Raises:
-      ValueError: The folder has a module of this name.
+      ValueError: The present folder has another module of this name.
     """
     folder = pathlib.Path.cwd()
-    is_first = not sys.flags.safe_path
-    if folder.resolve() == _ROOT or "strategies" not in OWN_PACKAGES or not is_first:
+    if folder.samefile(root) or "strategies" not in OWN_PACKAGES or sys.flags.safe_path:
         return
     for path in (folder / "strategies.py", folder / "strategies" / "__init__.py"):
         if path.is_file():

@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
 def _command() -> types.ModuleType | None:
     """Imports the command; returns None, and says so, if a package is not found."""
     try:
-        check_present_folder()
+        check_present_folder(pathlib.Path(__file__).parents[1])
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return None
