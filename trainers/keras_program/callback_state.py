@@ -21,9 +21,6 @@ from trainers.run_dir.train_state import EPOCHS
 
 # What Keras sets.
 _LEFT_OUT = ("params", "model")
-# What belongs to a process: CSVLogger looks whether its file has a header when it
-# begins.
-_LEFT_OUT_OF = {keras.callbacks.CSVLogger: "append_header"}
 # In the state of a CSVLogger, the size of its file.
 _BYTES = "/bytes"
 
@@ -213,9 +210,10 @@ def _names_of_keras(kind: type[keras.callbacks.Callback]) -> Collection[str]:
     its first epoch, and attributes of one process, such as TensorBoard's writers.
     """
     names = {*_LEFT_OUT}
+    if issubclass(kind, keras.callbacks.CSVLogger):
+        # It looks whether its file has a header when it begins.
+        names.add("append_header")
     for base in kind.__mro__:
-        if base in _LEFT_OUT_OF:
-            names.add(_LEFT_OUT_OF[base])
         if base.__module__.startswith("keras."):
             names.update(inspect.signature(base).parameters)
             for method in filter(inspect.isfunction, vars(base).values()):

@@ -19,6 +19,7 @@ from trainers.loop.memory_estimate import (
 )
 from trainers.loop.parts import TrainingParts
 from trainers.model.layer_state import sums_over_replicas
+from trainers.model.optimizers.loss_scale import inside_of_scale
 from trainers.reporting.metrics import RunMetrics
 from trainers.reporting.metrics_writer import metrics_in_words
 from trainers.reporting.result import ALWAYS_FINAL
@@ -147,7 +148,7 @@ def _other_optimizer(parts: TrainingParts) -> str | None:
     if compiled is None or type(compiled) is keras.optimizers.RMSprop:
         return None
     # Under mixed_float16 `compile` wraps it into an optimizer that scales the loss.
-    compiled = getattr(compiled, "inner_optimizer", compiled)
+    compiled = inside_of_scale(compiled)
     update = parts.config.optimizer
     rate = compiled.get_config().get("learning_rate")
     name = type(compiled).__name__.lower()

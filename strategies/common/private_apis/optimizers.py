@@ -8,7 +8,6 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common.stateless_scope import (
     get_stateless_scope,
-    in_stateless_scope,
 )
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
@@ -212,7 +211,7 @@ def hand_over_updates(kind: type[Any]) -> None:
     def in_scope(original: Callable[..., Any], instead: Callable[..., Any]) -> Any:
         @functools.wraps(original)
         def ask(*args: Any, **kwargs: Any) -> Any:
-            scope = get_stateless_scope() if in_stateless_scope() else None
+            scope = get_stateless_scope()
             if isinstance(scope, kind):
                 return instead(scope, *args, **kwargs)
             return original(*args, **kwargs)

@@ -28,7 +28,11 @@ from trainers.keras_program.lent_model.traced_functions import (
     TracedModels,
 )
 from trainers.model.optimizers.build import adopt_again
-from trainers.model.optimizers.loss_scale import check_scale, wrapper_of
+from trainers.model.optimizers.loss_scale import (
+    check_scale,
+    inside_of_scale,
+    wrapper_of,
+)
 from trainers.model.optimizers.several import (
     SeveralOptimizers,
     inner_of,
@@ -84,8 +88,7 @@ class LentModel:
         self._changed: list[tuple[keras.Variable, bool]] = []
         self._scale_factors: list[tuple[keras.optimizers.Optimizer, float | None]] = []
         # Losses are scaled by the training loop, which repeats an overflowing step.
-        wrapper = wrapper_of(model)
-        self._optimizer = wrapper.inner_optimizer if wrapper else model.optimizer
+        self._optimizer = inside_of_scale(model.optimizer)
 
     def spec(self, data: Data, config: Config) -> CustomModel:
         """Returns a description of the model that can be built in a strategy's scope.

@@ -95,6 +95,13 @@ def wrapper_of(
     return optimizer if isinstance(optimizer, kind) else None
 
 
+def inside_of_scale(optimizer: Any) -> Any:
+    """Returns the optimizer inside of a LossScaleOptimizer, or the given one."""
+    # Wrappers of users may have an attribute of the same name.
+    is_scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    return optimizer.inner_optimizer if is_scaling else optimizer
+
+
 def needs_loss_scale(model: keras.Model) -> bool:
     """Returns whether a model is compiled with a loss scale or computes in float16.
 
@@ -143,7 +150,8 @@ def check_scale(optimizer: keras.optimizers.Optimizer | None) -> None:
     Raises:
       UsageError: The class, or that of the optimizer inside of it, is such a class.
     """
-    is_scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    inner = inside_of_scale(optimizer)
+    is_scaling = inner is not optimizer
     names = ("scale_loss", *(("apply", "apply_gradients") if is_scaling else ()))
     for kind in type(optimizer).__mro__:
         found = set(names) & vars(kind).keys()
@@ -154,4 +162,4 @@ def check_scale(optimizer: keras.optimizers.Optimizer | None) -> None:
                 "alone, inside of a LossScaleOptimizer if losses are to be scaled."
             )
     if is_scaling:
-        check_scale(getattr(optimizer, "inner_optimizer", None))
+        check_scale(inner)

@@ -10,6 +10,7 @@ from strategies.common.errors import UsageError
 from strategies.common.private_apis.models import scale_penalties_in_scopes
 from strategies.common.private_apis.optimizers import counter_of, hand_over_updates
 from strategies.common.private_apis.variables import variable_below
+from trainers.model.optimizers.loss_scale import inside_of_scale
 from trainers.user_code.outer_variables import AssignmentScope
 
 
@@ -103,8 +104,7 @@ class UpdateCatcher(AssignmentScope):
         """
         self._check_graph("calls its optimizer")
         # The loss is scaled and unscaled by the training loop.
-        is_scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-        inner = optimizer.inner_optimizer if is_scaling else optimizer
+        inner = inside_of_scale(optimizer)
         pairs = zip(variables, gradients, strict=True)
         update = CaughtUpdate(
             inner,
