@@ -226,13 +226,11 @@ def _name_of(index: int, callback: keras.callbacks.Callback) -> str:
     return f"{index}/{type(callback).__name__}"
 
 
-class PlainHistory(keras.callbacks.History):
-    """History that keeps logs as they were at the end of the epoch."""
-
-    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Keeps numbers, texts and arrays, and no variables or tensors."""
-        plain = {name: as_plain(value) for name, value in (logs or {}).items()}
-        super().on_epoch_end(epoch, plain)
+def make_plain(history: keras.callbacks.History) -> None:
+    """Turns variables and tensors in a history into numbers and arrays, as they are."""
+    for values in history.history.values():
+        if isinstance(values, list):
+            values[:] = map(as_plain, values)
 
 
 def state_of_history(history: keras.callbacks.History) -> dict[str, Any]:
@@ -243,9 +241,10 @@ def state_of_history(history: keras.callbacks.History) -> dict[str, Any]:
     logs = {
         name: content
         for name, values in history.history.items()
-        for content in encoded([as_plain(value) for value in values])
+        for content in encoded(values)
     }
-    return {**logs, EPOCHS: list(history.epoch)}
+    # Keras makes the list when a training begins.
+    return {**logs, EPOCHS: list(getattr(history, "epoch", ()))}
 
 
 def restored_history(

@@ -18,8 +18,8 @@ from strategies.common.private_apis.optimizers import schedule_of
 from strategies.common.private_apis.variables import variables_as_numbers
 from trainers.keras_program.callback_state import (
     CallbackState,
-    PlainHistory,
     adopt,
+    make_plain,
     observes_batches,
     observes_test_batches,
     restored_history,
@@ -50,7 +50,7 @@ class ChiefCallbacks:
     """Callbacks of one `fit`, and its history.
 
     Attributes:
-      history: Result of `fit`.
+      history: Result of `fit`, which may be among the callbacks.
       observe_batches: True if a callback has something to do at every batch.
       observe_test_batches: The same at every batch of a validation.
       adds_to_file: True if a callback adds rows to a file of an earlier training.
@@ -72,7 +72,8 @@ class ChiefCallbacks:
     ):
         """Calls no callback yet; training ends in `last_epoch`."""
         given = arguments.callbacks
-        self.history: keras.callbacks.History = PlainHistory()
+        found = [x for x in given if isinstance(x, keras.callbacks.History)]
+        self.history = found[-1] if found else keras.callbacks.History()
         self.observe_batches = any(map(observes_batches, given))
         self.observe_test_batches = any(map(observes_test_batches, given))
         self.adds_to_file = any(
@@ -87,13 +88,13 @@ class ChiefCallbacks:
         own = given if is_chief else []
         self._all = keras.callbacks.CallbackList(
             # The history is last, because other callbacks add to the logs.
-            [*own, self.history],
-            add_history=True,
+            own if found else [*own, self.history],
             model=parts.model,
             epochs=last_epoch,
             steps=arguments.steps_per_epoch or parts.order.steps_per_epoch,
             verbose=arguments.verbose,
         )
+        parts.model.history = self.history
         # Other tasks call none of them, and get what they change.
         self._given, self._own = given, CallbackState(own)
         self._loops_together = parts.config.strategy.traits.loops_together
@@ -123,8 +124,8 @@ class ChiefCallbacks:
             history.pop(name, None)
         self._restored_wish = bool(history.pop(ASKED, False))
         self._restored = restored_history(history)
-        self.history.epoch, self.history.history = self._restored
         self._restored_state = state.get(CALLBACKS)
+        self._continue_history()
 
     def begin(self, epoch: int | None) -> None:
         """Calls callbacks at the start of training.
@@ -148,7 +149,12 @@ class ChiefCallbacks:
                 variable.assign(value)
         self._continue()
         # The history has forgotten it, as at the start of a `fit`.
-        self.history.epoch, self.history.history = self._restored
+        self._continue_history()
+
+    def _continue_history(self) -> None:
+        # One that the program gives a new `fit` may have the epochs of earlier ones.
+        if self._restored_state is not None:
+            self.history.epoch, self.history.history = self._restored
 
     def go_back(self) -> None:
         """Continues with the state of an earlier checkpoint, after `restore`."""
@@ -178,6 +184,8 @@ class ChiefCallbacks:
                 iterated(read) if self.shuffles else contextlib.nullcontext(),
             ):
                 getattr(self._all, moment)(*arguments)
+                if moment == "on_epoch_end":
+                    make_plain(self.history)
         except UsageError as error:
             if not isinstance(error.__cause__, Exception):
                 raise

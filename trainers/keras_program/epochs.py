@@ -18,8 +18,10 @@ from trainers.loop.evaluation import BatchObserver
 from trainers.loop.parts import TrainingParts
 from trainers.model.optimizers.loss_scale import REPORTED_SCALE
 from trainers.reporting.metrics import MetricsWindow
+from trainers.run_dir.encoding import decoded, encoded
 from trainers.run_dir.train_state import (
     BEGUN,
+    LAST_LOGS,
     RANDOM,
     STOPPED,
     FitCall,
@@ -79,6 +81,8 @@ class Epochs:
         # True if callbacks have begun the next batch, perhaps in another process.
         self._is_begun = False
         self._restored_random: Mapping[str, Any] = {}
+        # Logs of the last epoch, without what callbacks have added to them.
+        self._last_logs: dict[str, Any] = {}
         self.callbacks = ChiefCallbacks(arguments, parts, is_chief, self.last_epoch)
 
     @property
@@ -112,6 +116,8 @@ class Epochs:
         self.callbacks.restore(state)
         self._is_begun = bool(state.get("history", {}).get(BEGUN, False))
         self._restored_random = state.get(RANDOM, {})
+        logs = state.get(LAST_LOGS, {})
+        self._last_logs = {name: decoded(value) for name, (value,) in logs.items()}
 
     def read_again(self, is_over: bool, note_batch: Callable[[], None]) -> None:
         """Reads batches that earlier processes have used and this training skips.
@@ -255,6 +261,7 @@ class Epochs:
         epoch = self._epoch_of(self._step() - 1)
         validated = self._reported(validated or {}, training=False)
         logs |= {f"val_{name}": value for name, value in validated.items()}
+        self._last_logs = logs
         self.callbacks.call("on_epoch_end", epoch, logs)
         self._look_for_stop()
         if self._is_over():
@@ -311,16 +318,7 @@ class Epochs:
     def finish(self) -> None:
         """Calls callbacks at the end of training."""
         self.finalize()
-        # The logs of the last epoch, which may not have been validated.
-        history = self.callbacks.history
-        epochs = history.epoch
-        is_validated = bool(epochs) and self.arguments.is_validated(epochs[-1])
-        logs = {
-            name: values[-1]
-            for name, values in history.history.items()
-            if values and (is_validated or not name.startswith("val_"))
-        }
-        self.callbacks.call("on_train_end", logs)
+        self.callbacks.call("on_train_end", self._last_logs)
         self.callbacks.share()
 
     def state(self) -> dict[str, Any]:
@@ -330,7 +328,9 @@ class Epochs:
         state["history"][BEGUN] = float(not self._is_over())
         random = {RANDOM: random_state()} if self._is_over() else {}
         fit = {} if self.call is None else {"fit": dataclasses.asdict(self.call)}
-        return {"epoch_sums": self.window.sums(), **random, **fit, **state}
+        logs = {name: encoded(value) for name, value in self._last_logs.items()}
+        sums = {"epoch_sums": self.window.sums(), LAST_LOGS: logs}
+        return {**sums, **random, **fit, **state}
 
     def _is_over(self) -> bool:
         """Returns whether no batch follows."""

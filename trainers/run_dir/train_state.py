@@ -104,6 +104,8 @@ class NoiseMeans:
 CALLBACKS = "callbacks"
 # Key of the states of random generators, at the end of a program's `fit`.
 RANDOM = "random"
+# Key of the logs of the last epoch of a program's `fit`.
+LAST_LOGS = "last_logs"
 # Keys in the history of a program's `fit`, in addition to the lists of a log.
 # Whether a callback has stopped the training.
 STOPPED = "/stopped"
@@ -134,7 +136,10 @@ _PARTS = {
     "fit": FitCall,
     "noise_scale": NoiseMeans,
 }
-_BY_NAME = ("interval_sums", "epoch_sums", "history", CALLBACKS, RANDOM)
+_BY_NAME = (
+    *("interval_sums", "epoch_sums", "history"),
+    *(CALLBACKS, RANDOM, LAST_LOGS),
+)
 
 
 def check_state(state: Mapping[str, Any]) -> None:
@@ -165,6 +170,8 @@ def _is_accepted(part: str, key: str, value: Any) -> bool:
         return isinstance(value, dict)
     if part == RANDOM:
         return value is None or isinstance(value, list)
+    if part == LAST_LOGS:
+        return isinstance(value, list) and len(value) == 1
     # Callbacks of a program log numbers, texts and arrays.
     is_log = part == "history" and key not in (STOPPED, ASKED, BEGUN, EPOCHS)
     return (is_log and isinstance(value, list)) or _is_sum(value)

@@ -57,7 +57,7 @@ model.compile(keras.optimizers.SGD(0.5), "mse")
 label = "b" if pathlib.Path("killed").exists() else "a"
 keeps = Keeps(label=label)
 given = keras.callbacks.History()
-callbacks = [keras.callbacks.CSVLogger("log.csv"), given, keeps]
+callbacks = [keras.callbacks.CSVLogger("log.csv"), keeps, given]
 history = model.fit(x, x[:, :1], epochs=5, batch_size=20, callbacks=callbacks)
 logs = {n: v for n, v in history.history.items() if n not in ("loss", "other")}
 logs["table"] = [table.tolist() for table in logs["table"]]
@@ -65,7 +65,7 @@ logs["rate"] = list(map(float, logs["rate"]))
 print("found", history.epoch, sorted(logs.items()))
 print("found", keeps.seen, keeps.label, keeps.flag, keeps._by_epoch, keeps.wait)
 print("found", keeps.min_delta, keeps.history == keeps._by_epoch)
-print("found", given.epoch, given.history["loss"] == history.history["loss"])
+print("found", given.epoch, given is history)
 """
 
 
