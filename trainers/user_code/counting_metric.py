@@ -1,6 +1,7 @@
 """A metric whose variables are sums over examples, added up over shards."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from models.objective import Summed
+from strategies.common.errors import UsageError
 from strategies.common.private_apis.compiled import OutputMetric
 from trainers.user_code import PerBatchError
 from trainers.user_code.few_examples import rows_of
@@ -86,6 +88,50 @@ class CountingMetric:
             if not (agree(count.total, parts) and agree(last, parts)):
                 of_output = self.resolved.of_output(labels, predictions)
                 raise PerBatchError(not_sums(self.name, *of_output))
+
+
+def check_state(
+    metric: keras.metrics.Metric, initial: Sequence[Any], later: Sequence[Any]
+) -> None:
+    """Refuses a metric of which an epoch depends on earlier ones.
+
+    Args:
+      metric: Metric, whose variables have their initial values afterwards.
+      initial: Values of its variables after `reset_state`.
+      later: Values of its variables after some examples.
+
+    Raises:
+      UsageError: `result` changes the state, or `reset_state` keeps a part of it.
+    """
+    fault = None
+    _assign(metric, later)
+    metric.result()
+    if not _has_values(metric, later):
+        fault = "changes its state in result"
+    metric.reset_state()
+    # It may also keep a part in Python, such as a list of epochs.
+    is_reset, attributes = _has_values(metric, initial), repr(vars(metric))
+    metric.reset_state()
+    if not is_reset or repr(vars(metric)) != attributes:
+        fault = fault or "keeps a part of its state in reset_state"
+    _assign(metric, initial)
+    if fault:
+        raise UsageError(
+            f"the metric {metric.name!r} {fault}, and each step here begins with an "
+            "empty metric: let update_state alone add to its variables, and let "
+            "reset_state set them to constants, or leave the metric out, and use it "
+            "on the trained model."
+        )
+
+
+def _assign(metric: keras.metrics.Metric, values: Sequence[Any]) -> None:
+    for variable, value in zip(metric.variables, values, strict=True):
+        variable.assign(value)
+
+
+def _has_values(metric: keras.metrics.Metric, values: Sequence[Any]) -> bool:
+    found = (variable.numpy() for variable in metric.variables)
+    return all(map(functools.partial(np.array_equal, equal_nan=True), found, values))
 
 
 def not_sums(name: str, labels: Any = None, predictions: Any = None) -> str:

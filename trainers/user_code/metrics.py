@@ -20,7 +20,7 @@ from strategies.common.private_apis.compiled import (
     metric_results,
     metrics_by_output,
 )
-from trainers.user_code.counting_metric import STATE, CountingMetric
+from trainers.user_code.counting_metric import STATE, CountingMetric, check_state
 from trainers.user_code.probe import Probe
 from trainers.user_code.unreduced import in_columns, of_rows
 
@@ -134,6 +134,10 @@ def resolve_metrics(
         of_output = metric.of_output(labels, predictions)
         metric.metric.update_state(*of_output)
         metric.metric.reset_state()
+        initial = [variable.numpy() for variable in metric.metric.variables]
+        metric.metric.update_state(*of_output)
+        later = [variable.numpy() for variable in metric.metric.variables]
+        check_state(metric.metric, initial, later)
     # One for each metric, also for one whose result is a dictionary.
     owners = list(metric_results(resolved, []))
     for name in ("loss", "examples"):

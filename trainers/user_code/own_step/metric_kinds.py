@@ -14,7 +14,7 @@ from strategies.common.private_apis.compiled import (
 )
 from strategies.common.private_apis.models import is_of_keras
 from strategies.common.types import Batch
-from trainers.user_code.counting_metric import not_sums, total_of
+from trainers.user_code.counting_metric import check_state, not_sums, total_of
 from trainers.user_code.halves import are_means, are_sums
 from trainers.user_code.independence import agree
 from trainers.user_code.own_step.model_step import ModelStep, OwnMetric
@@ -36,14 +36,14 @@ def kinds_of_metrics(
       few: A few examples.
 
     Raises:
-      UsageError: A metric does not add up over batches.
+      UsageError: A metric does not add up over batches, or keeps a state for longer
+        than an epoch.
     """
     by_batch = [
         _counts_batches(step.model, own, seen, changes)
         for own, changes in zip(step.metrics, seen.changes, strict=True)
     ]
-    if None in by_batch:
-        _check_combinations(step, by_batch, seen, few)
+    _check_sums(step, by_batch, seen, few)
     return [
         dataclasses.replace(
             own,
@@ -79,12 +79,14 @@ def _counts_batches(
     return None
 
 
-def _check_combinations(
+def _check_sums(
     step: ModelStep, by_batch: Sequence[bool | None], seen: Observed, few: Batch
 ) -> None:
-    """Checks that metrics which count neither examples nor batches add up over batches.
+    """Checks that metrics begin anew in each epoch, and that batches add to them.
 
-    They have to change after a batch as much as before it: a maximum does not.
+    Metrics of the user's class, and metrics that count neither examples nor batches,
+    have to change after a batch as much as before it. A maximum and a moving average do
+    not.
 
     Args:
       step: Step that updates the metrics.
@@ -93,21 +95,33 @@ def _check_combinations(
       few: Batch on which the step was observed.
 
     Raises:
-      UsageError: A metric does not add up.
+      UsageError: A metric does not add up, or does not begin anew.
     """
     later = [
         dataclasses.replace(own, initial=_state_after(own, changes))
         for own, changes in zip(step.metrics, seen.changes, strict=True)
     ]
+    for own, after in zip(step.metrics, later, strict=True):
+        check_state(own.metric, own.initial, after.initial)
+    is_doubtful = [
+        counts is None or (seen.is_repeatable and _has_own_update(own.metric))
+        for own, counts in zip(step.metrics, by_batch, strict=True)
+    ]
+    if not any(is_doubtful):
+        return
     later_step = dataclasses.replace(step, metrics=later)
     again = observe(later_step, few, seen.is_divisible)
-    for own, counts, *both in zip(
-        step.metrics, by_batch, seen.changes, again.changes, strict=True
+    for own, doubtful, *both in zip(
+        step.metrics, is_doubtful, seen.changes, again.changes, strict=True
     ):
         adds_up = all(agree(one[0], other[0]) for one, other in zip(*both, strict=True))
-        if counts is None and not adds_up:
+        if doubtful and not adds_up:
             of_output = compared_by(step.model, own.metric, few)
             raise UsageError(not_sums(own.metric.name, *of_output))
+
+
+def _has_own_update(metric: keras.metrics.Metric) -> bool:
+    return not type(metric).update_state.__module__.startswith("keras.")
 
 
 def _state_after(own: OwnMetric, changes: Sequence[np.ndarray]) -> list[np.ndarray]:
