@@ -100,6 +100,8 @@ def failure_of(
             " (replicas get parts of a batch: take its size from the inputs, by "
             "keras.ops.shape(inputs)[0])"
         )
+    if "Mixing different tf.distribute.Strategy" in words:
+        remedy += " (an optimizer that another one calls has to be its attribute)"
     if keras.config.floatx() == "float64" and OF_DOUBLES.search(words):
         # Some layers and metrics of Keras 3.15 take no float64, such as RandomRotation.
         remedy += ", or leave out --dtype=float64"

@@ -122,7 +122,8 @@ class LentModel:
                 self._take_optimizers(objective)
             self.remark_of_any = "; ".join(filter(None, remarks)) or None
         chosen = self._optimizer
-        calls_others = is_multi_optimizer(chosen) or inner_of(chosen)
+        is_one = isinstance(chosen, keras.optimizers.Optimizer)
+        calls_others = is_one and (is_multi_optimizer(chosen) or inner_of(chosen))
         if calls_others and not chosen.built:
             # Outside of a strategy, because the optimizers that it calls were made so.
             chosen.build(self.model.trainable_variables)

@@ -1,7 +1,7 @@
 """Models with several optimizers."""
 
-import itertools
-from collections.abc import Sequence
+import inspect
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -110,17 +110,38 @@ def parts_of(
 def inner_of(
     optimizer: keras.optimizers.Optimizer,
 ) -> list[keras.optimizers.Optimizer]:
-    """Returns optimizers that an optimizer calls: its attributes, or those in lists.
+    """Returns optimizers that an optimizer calls.
 
-    A MultiOptimizer with a function knows its own once it is built.
+    They are its attributes, in lists and dictionaries of them, or variables outside of
+    its class that the class's methods read. A MultiOptimizer with a function knows its
+    own once it is built.
     """
-    held = itertools.chain.from_iterable(
-        one if isinstance(one, list) else [one] for one in vars(optimizer).values()
-    )
+    held = _flat([*vars(optimizer).values(), *_read_by_methods(type(optimizer))])
     found = {
         id(one): one for one in held if isinstance(one, keras.optimizers.Optimizer)
     }
+    found.pop(id(optimizer), None)
     return list(found.values())
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    """Yields a value, or the values in a list, a dictionary or the like."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, (list, tuple, set)):
+        yield value
+        return
+    for part in value:
+        yield from _flat(part)
+
+
+def _read_by_methods(kind: type) -> Iterator[Any]:
+    """Yields variables of functions and modules that a class of the user's reads."""
+    own = [base for base in kind.__mro__ if not base.__module__.startswith("keras.")]
+    for method in (value for base in own for value in vars(base).values()):
+        if inspect.isfunction(method):
+            read = inspect.getclosurevars(method)
+            yield from (*read.nonlocals.values(), *read.globals.values())
 
 
 def variables_of(
