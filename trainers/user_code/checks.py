@@ -26,7 +26,7 @@ from trainers.user_code.outer_variables import AssignmentScope, check_assigned
 # In place of which `fit` and `evaluate` would call them.
 _OF_FIT = (
     *("train_step", "test_step", "compute_loss", "compute_metrics"),
-    *("get_metrics_result", "losses", "trainable_weights"),
+    *("get_metrics_result", "metrics", "losses", "trainable_weights"),
 )
 
 
@@ -82,13 +82,14 @@ def check_loop(model: keras.Model) -> None:
 
 
 def remark_on_methods(model: keras.Model) -> str | None:
-    """Returns a warning if `fit` would call methods of the class at each validation."""
-    names = [name for name in ("evaluate", "reset_metrics") if _has_own(model, name)]
+    """Returns a warning if `fit` would call methods of the class in each epoch."""
+    of_epochs = ("evaluate", "reset_metrics", "_get_metrics_result_or_logs")
+    names = [name for name in of_epochs if _has_own(model, name)]
     if not names:
         return None
     kind = type(model).__name__
     return (
-        f"fit validates here without {' and '.join(f'{kind}.{x}' for x in names)}: "
+        f"fit ignores {' and '.join(f'{kind}.{x}' for x in names)} here: "
         "History and callbacks have nothing of what it adds or changes"
     )
 

@@ -20,7 +20,7 @@ from strategies.common.private_apis.models import (
 from strategies.common.types import Batch
 from trainers.user_code import kind_of
 from trainers.user_code.counting_metric import change_of, total_of
-from trainers.user_code.own_step.reported import Computed, Result
+from trainers.user_code.own_step.reported import Computed, Result, parts_of_metrics
 from trainers.user_code.own_step.update_catcher import StepLeft, UpdateCatcher
 
 # Between the position of a metric and that of its variable, in names of sums.
@@ -218,11 +218,7 @@ def as_fit_has_it(batch: Batch) -> Any:
 def all_metrics(model: keras.Model) -> Sequence[keras.metrics.Metric]:
     """Returns all metrics of a model, also those its `metrics` leaves out."""
     # A class may override the property, and forget a metric that it updates.
-    found = [*model.metrics, *keras.Model.metrics.fget(model)]
-    # Compiled metrics are parts of one (keras/src/trainers/compile_utils.py), of which
-    # some may count examples and others batches.
-    parts = [part for whole in found for part in getattr(whole, "metrics", [whole])]
-    return list({id(metric): metric for metric in parts}.values())
+    return parts_of_metrics([*model.metrics, *keras.Model.metrics.fget(model)])
 
 
 def regularized_weights(model: keras.Model) -> list[tuple[keras.Variable, Any]]:

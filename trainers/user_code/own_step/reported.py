@@ -2,11 +2,12 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import keras
 import tensorflow as tf
 
+from strategies.common.errors import UsageError
 from strategies.common.private_apis.graphs import counted_alone
 from strategies.common.private_apis.replaced import replaced_in
 from trainers.user_code.halves import origins
@@ -34,7 +35,11 @@ class Computed(NamedTuple):
 def results_noted(
     metrics: Sequence[keras.metrics.Metric],
 ) -> Iterator[list[tuple[Any, Result]]]:
-    """Records each result that a metric returns, with the metric's index."""
+    """Records each result that a metric returns, with the metric's index.
+
+    Raises:
+      UsageError: The block resets a metric, of which steps would add up.
+    """
     noted: list[tuple[Any, Result]] = []
 
     def noting(index: int, result: Callable[[], Any]) -> Callable[[], Any]:
@@ -46,10 +51,20 @@ def results_noted(
 
         return note
 
+    def refusing(metric: keras.metrics.Metric) -> Callable[[], NoReturn]:
+        def refuse() -> NoReturn:
+            raise UsageError(
+                f"a step resets the metric {metric.name!r}, which has the sum of all "
+                "steps of an epoch here: let the step return the number itself."
+            )
+
+        return refuse
+
     with contextlib.ExitStack() as block:
         for index, metric in enumerate(metrics):
             noting_result = noting(index, metric.result)
             block.enter_context(replaced_in(metric, "result", noting_result))
+            block.enter_context(replaced_in(metric, "reset_state", refusing(metric)))
         yield noted
 
 
@@ -174,3 +189,34 @@ def _function(
         return found[0]
 
     return tf.function(counted_alone(compute), autograph=False)
+
+
+def parts_of_metrics(
+    metrics: Sequence[keras.metrics.Metric],
+) -> Sequence[keras.metrics.Metric]:
+    """Returns metrics, each once, and parts of metrics that consist of several."""
+    # Compiled metrics are parts of one (keras/src/trainers/compile_utils.py), of which
+    # some may count examples and others batches.
+    parts = [part for whole in metrics for part in getattr(whole, "metrics", [whole])]
+    return list({id(metric): metric for metric in parts}.values())
+
+
+def remark_on_metrics(step: Any) -> str | None:
+    """Returns a warning if `fit` does not reset a metric that a `ModelStep` reports."""
+    results: list[Result] = []
+    for source in step.sources.values():
+        if isinstance(source, Computed):
+            results += source.results
+        elif source is not None:
+            results.append(source)
+    used = [step.metrics[index].metric for index in {i: i for i, _ in results}]
+    reset = {id(metric) for metric in parts_of_metrics(step.model.metrics)}
+    names = [metric.name for metric in used if id(metric) not in reset]
+    if not names:
+        return None
+    kind = type(step.model).__name__
+    return (
+        f"{kind}.metrics is without {', '.join(names)}, which {kind}.{step.name} "
+        "reports: fit never resets it, so that it is of all epochs there, and of one "
+        "here"
+    )

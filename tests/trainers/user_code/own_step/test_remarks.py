@@ -14,6 +14,7 @@ from tests.markers import further
 from tests.trainers.user_code.own_step.few import few_examples
 from trainers.config.config import Config
 from trainers.loop.checks import check_own_step
+from trainers.user_code.checks import has_own_step
 from trainers.user_code.own_step.probe import own_step
 
 
@@ -162,7 +163,8 @@ class Reads(keras.Model):
 
     Args:
       purpose: Use of the result, `train`, `write` or `report`; or `mix`, to count
-        values of examples beside their mean.
+        values of examples beside their mean, `forget`, to leave it out of `metrics`,
+        or `reset`, to count one batch.
     """
 
     def __init__(self, purpose: str):
@@ -178,6 +180,8 @@ class Reads(keras.Model):
     def train_step(self, data):
         with tf.GradientTape() as tape:
             loss = of_each(self(data, training=True))
+            if self.purpose == "reset":
+                self.mean.reset_state()
             self.mean.update_state(loss)
             if self.purpose == "train":
                 loss = loss * tf.stop_gradient(self.mean.result())
@@ -193,14 +197,45 @@ class Reads(keras.Model):
             self.mean.update_state(self(data))
         return {"loss": self.mean.result(), "root": ops.sqrt(self.mean.result())}
 
+    @property
+    def metrics(self):
+        return [] if self.purpose == "forget" else super().metrics
 
-@pytest.mark.parametrize("purpose", ["train", "write", "report"])
-def test_a_result_of_a_metric_that_a_step_computes_with_is_named(purpose: str) -> None:
-    """It is that of the epoch in `fit`, and of one step here."""
+
+@pytest.mark.parametrize("purpose", ["train", "write", "forget", "report"])
+def test_a_metric_that_has_other_values_in_fit_is_named(purpose: str) -> None:
+    """It is that of the epoch in `fit`, or of all, and of one step or epoch here."""
     model = Reads(purpose)
     model.compile(optimizer="sgd")
     found = own_step(model, few_examples(), held_out=None)
     assert (found.remark_of_any is None) == (purpose == "report")
+
+
+def test_a_step_that_resets_a_metric_is_refused() -> None:
+    """Its metric is that of the last batch in `fit`."""
+    model = Reads("reset")
+    model.compile(optimizer="sgd")
+    with pytest.raises(UsageError, match="resets the metric 'loss'"):
+        own_step(model, few_examples(), held_out=None)
+
+
+class LeavesOutItsLoss(keras.Sequential):
+    """Has only some metrics, which Keras's steps report."""
+
+    @property
+    def metrics(self):
+        return [one for one in super().metrics if one.name != "loss"]
+
+
+def test_a_step_reports_the_metrics_of_its_class() -> None:
+    model = LeavesOutItsLoss([layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    few = few_examples()._replace(labels=few_examples().features[:, :1])
+    assert has_own_step(model)
+    found = own_step(model, few, held_out=few)
+    assert found.test is not None
+    assert found.train.sources.keys() == found.test.sources.keys() == {"mae"}
+    assert found.remark_of_any is None
 
 
 def test_a_metric_of_means_and_values_is_named_if_it_is_the_loss() -> None:
