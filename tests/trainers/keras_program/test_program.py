@@ -622,7 +622,7 @@ def test_a_program_with_no_epoch_left_ends_as_with_keras(
             "layers = [keras.layers.SimpleRNN(1, stateful=True, name='kept')]\n"
             "m = keras.Sequential([keras.Input(batch_shape=(20, 4, 1)), *layers])\n"
             "m.compile('sgd', 'mse')\nm.fit(x[..., None], y, batch_size=20)",
-            ("the layer 'kept'", "stateful=False"),
+            ("the layer 'kept'", "one_device", "stateful=False"),
         ),
         (
             "class Noise(keras.layers.Layer):\n"
