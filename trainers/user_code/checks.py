@@ -19,6 +19,7 @@ from strategies.common.private_apis.models import flat_layers
 from strategies.common.text import one_line
 from strategies.common.types import Batch
 from trainers.inputs.sources import ArraySource, Data
+from trainers.model.loss_sums import with_layer_losses
 from trainers.user_code import OF_DOUBLES
 from trainers.user_code.few_examples import shapes_in_words
 from trainers.user_code.outer_variables import (
@@ -123,6 +124,9 @@ def check_values(objective: Objective, model: keras.Model, batch: Batch) -> str 
         nonlocal remark
         with AssignmentScope() as scope:
             objective.values(model, batch, training=True)
+            weights = model.trainable_variables
+            # Regularizers may assign as well.
+            with_layer_losses(tf.zeros([]), weights, scope, batch)
         check_assigned(scope, model)
         with AssignmentScope() as scope:
             evaluated(objective, model, batch)

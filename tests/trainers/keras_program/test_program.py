@@ -722,6 +722,38 @@ def test_what_goes_wrong_in_a_program_is_one_line(
 
 
 @pytest.mark.parametrize(
+    ("part", "flags", "words"),
+    [
+        ("regularizer", ("--strategy=one_device",), "is assigned in a step, and"),
+        ("constraint", _MIRRORED, "is assigned in the update of each replica"),
+    ],
+)
+def test_a_part_of_a_layer_assigns_no_outer_variable(
+    tmp_path: pathlib.Path, part: str, flags: tuple[str, ...], words: str
+) -> None:
+    """The first one would keep its old value, and the second be halved twice."""
+    done = _run(
+        tmp_path,
+        f"""
+        factor = keras.Variable(1.0, trainable=False, name="factor")
+
+        def halved(weight):
+            factor.assign(0.5 * factor)
+            return factor * weight
+
+        m = keras.Sequential([keras.layers.Dense(1, kernel_{part}=halved)])
+        m.compile("sgd", "mse")
+        m.fit(x, y)
+        """,
+        *flags,
+    )
+    assert done.returncode == 2, done.stderr
+    (error,) = [line for line in done.stderr.splitlines() if line[:6] == "error:"]
+    assert "the variable 'factor" in error
+    assert words in error
+
+
+@pytest.mark.parametrize(
     ("flags", "words"),
     [
         (("--script=missing.py",), "--script=missing.py"),
