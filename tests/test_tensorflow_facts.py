@@ -705,7 +705,7 @@ def test_gradients_of_grouped_convolutions_need_xla_on_a_cpu() -> None:
 
 @pytest.mark.parametrize("name", ["assign", "assign_add", "assign_sub"])
 def test_only_a_keras_variable_is_assigned_in_a_scope(name: str) -> None:
-    """`adapt_tensorflow` has called `refuse_plain_variables_in_scopes`."""
+    """`adapt_tensorflow` has called `refuse_plain_variables_in_steps`."""
     plain, state = tf.Variable(2.0), keras.Variable(2.0)
     with keras.StatelessScope() as scope:
         with pytest.raises(UsageError, match="add_weight"):
@@ -714,6 +714,32 @@ def test_only_a_keras_variable_is_assigned_in_a_scope(name: str) -> None:
         assert scope.get_current_value(state) != 2.0
     getattr(plain, name)(1.0)
     assert (plain.numpy(), state.numpy()) != (2.0, 2.0)
+
+
+def test_a_replica_assigns_no_variable_that_others_of_its_process_assign() -> None:
+    """`adapt_tensorflow` has seen to that: no copy of it belongs to the replica."""
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    shared = tf.Variable(1.0)
+    with strategy.scope():
+        own = tf.Variable(1.0, aggregation=tf.VariableAggregation.MEAN)
+        shared.assign(2.0)
+
+    def update(assign: Callable[[tf.Variable], Any]) -> None:
+        def in_update(strategy: Any, variable: Any) -> None:
+            strategy.extended.update(variable, assign, group=False)
+
+        tf.distribute.get_replica_context().merge_call(in_update, args=(own,))
+
+    run = tf.function(lambda step: strategy.run(step), autograph=False)
+    run(lambda: own.assign_add(1.0))
+    run(lambda: update(lambda copy: copy.assign_add(1.0)))
+    for step in (
+        lambda: shared.assign_add(1.0),
+        lambda: update(lambda _: shared.assign_add(1.0)),
+    ):
+        with pytest.raises(UsageError, match="the update of each replica"):
+            run(step)
+    assert (own.numpy(), shared.numpy()) == (3.0, 2.0)
 
 
 def test_fit_brings_labels_and_predictions_of_a_function_to_one_rank() -> None:

@@ -105,16 +105,16 @@ def adapt_tensorflow() -> None:
         show_one_replica_in_stateless_scopes,
     )
     from strategies.common.private_apis.variables import (
-        refuse_plain_variables_in_scopes,
+        refuse_plain_variables_in_steps,
     )
-    from trainers.user_code import plain_variable_error
+    from trainers.user_code import plain_variable_error, shared_variable_error
 
     keep_sums_in_order()
     read_the_clock_despite_determinism()
     name_operations_after_layers()
     inline_functions_in_stateless_scopes()
     show_one_replica_in_stateless_scopes()
-    refuse_plain_variables_in_scopes(plain_variable_error)
+    refuse_plain_variables_in_steps(plain_variable_error, shared_variable_error)
 
 
 def variables_of_import(config: Config) -> dict[str, str]:

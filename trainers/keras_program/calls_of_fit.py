@@ -272,6 +272,9 @@ class CallsOfFit:
         for remark in filter(None, (lent.remark_of_any, of_several)):
             self._warn(remark)
         parts = assemble_parts(config, self._strategy, data, spec, self._phase)
+        of_evaluation = getattr(parts.objective, "evaluation_remark", None)
+        if of_evaluation is not None and data.evaluation.num_examples:
+            self._warn(of_evaluation)
         return lent, parts
 
     def _begin_next_phase(self, parts: TrainingParts) -> None:

@@ -239,6 +239,12 @@ class ChiefCallbacks:
         )
         self.ask_to_stop = self._parts.model.stop_training = bool(stop.numpy())
 
+    def ends_validation(self) -> bool:
+        """Returns whether a callback has asked to end a validation, on all tasks."""
+        stop = tf.Variable(float(self._parts.model.stop_evaluating))
+        self._parts.strategy.broadcast_from_chief([stop])
+        return bool(stop.numpy())
+
     def share_all(self) -> None:
         """Shares, and gives all tasks the state of the chief's random generators.
 

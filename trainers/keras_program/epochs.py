@@ -232,17 +232,19 @@ class Epochs:
 
     def _observe_test_batch(
         self, batch: int, results: Mapping[str, float] | None
-    ) -> None:
+    ) -> bool:
         if results is None:
             if not batch:
                 self._reset_metrics()
             self.callbacks.call("on_test_batch_begin", batch)
-        else:
-            logs = self._reported(results, training=False)
-            self.callbacks.call("on_test_batch_end", batch, logs)
+            return False
+        logs = self._reported(results, training=False)
+        self.callbacks.call("on_test_batch_end", batch, logs)
+        return self.callbacks.ends_validation()
 
     def begin_validation(self) -> None:
         """Calls callbacks before the held-out examples are evaluated."""
+        self._parts.model.stop_evaluating = False
         self.callbacks.call("on_test_begin")
         self.callbacks.share_all()
 

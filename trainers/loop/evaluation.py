@@ -27,7 +27,7 @@ _STEPS_PER_CALL = 100
 # memory.
 _MOST_BYTES_KEPT_OPEN = 16 << 20
 
-BatchObserver = Callable[[int, Mapping[str, float] | None], None]
+BatchObserver = Callable[[int, Mapping[str, float] | None], bool]
 
 
 class Evaluated(NamedTuple):
@@ -97,7 +97,8 @@ class Evaluation:
         Args:
           on_batch: Function of the index of a batch and results. It is called before
             some batches with the index of the first and None, and after them with the
-            index of the last and the means so far. None for no function.
+            index of the last and the means so far: True ends the evaluation there. None
+            for no function.
           batches_per_call: Number of batches between two calls of `on_batch`. The index
             of the last batch is counted as if each call had this number, as in Keras.
         """
@@ -125,9 +126,10 @@ class Evaluation:
                 tables.append(table.sum(axis=0))
             add_steps(sums, summed)
             step += count
-            if on_batch and step in (end, self.num_steps):
-                on_batch(end - 1, self._results(sums))
-        if self._stays_open:
+            at_end = step in (end, self.num_steps)
+            if on_batch and at_end and on_batch(end - 1, self._results(sums)):
+                break
+        if self._stays_open and step == self.num_steps:
             self._opened = batches
         means = self._results(sums)
         # Predictions that are not numbers have no class.

@@ -186,3 +186,13 @@ def plain_variable_error(variable: Any) -> UsageError:
         "add_weight(trainable=False) of the model or layer, or add_variable of the "
         "metric."
     )
+
+
+def shared_variable_error(variable: Any) -> UsageError:
+    """Returns the error for a variable that the update of every replica assigns."""
+    return UsageError(
+        f"the variable {variable.name!r} of shape {variable.shape} is assigned in the "
+        "update of each replica, as by a constraint, a schedule or an optimizer that "
+        "does not own it: make it an optimizer's by add_variable, assign it in a "
+        "callback, or choose --strategy=tower."
+    )

@@ -19,9 +19,14 @@ from strategies.common.private_apis.models import flat_layers
 from strategies.common.text import one_line
 from strategies.common.types import Batch
 from trainers.inputs.sources import ArraySource, Data
+from trainers.model.loss_sums import with_layer_losses
 from trainers.user_code import OF_DOUBLES
 from trainers.user_code.few_examples import shapes_in_words
-from trainers.user_code.outer_variables import AssignmentScope, check_assigned
+from trainers.user_code.outer_variables import (
+    AssignmentScope,
+    check_assigned,
+    remark_on_evaluation,
+)
 
 # In place of which `fit` and `evaluate` would call them.
 _OF_FIT = (
@@ -105,26 +110,36 @@ def check_methods(model: keras.Model) -> None:
             )
 
 
-def check_values(objective: Objective, model: keras.Model, batch: Batch) -> None:
+def check_values(objective: Objective, model: keras.Model, batch: Batch) -> str | None:
     """Traces the objective, so that errors of the first step appear before the run.
+
+    Returns:
+      Warning about variables that an evaluation assigns; None for none.
 
     Raises:
       UsageError: The model takes text or complex numbers for real numbers, or assigns
         a variable that it does not have.
     """
+    remark = None
 
     def values(batch: Batch) -> None:
+        nonlocal remark
         with AssignmentScope() as scope:
             objective.values(model, batch, training=True)
+            weights = model.trainable_variables
+            # Regularizers may assign as well.
+            with_layer_losses(tf.zeros([]), weights, scope, batch)
         check_assigned(scope, model)
-        with keras.StatelessScope():
+        with AssignmentScope() as scope:
             evaluated(objective, model, batch)
+        remark = remark_on_evaluation(scope)
 
     traced = tf.function(values, autograph=False).get_concrete_function(batch)
     for source, target in _casts(traced.graph.as_graph_def()):
         if source in _UNFIT and target not in _UNFIT:
             where = _where(batch, source)
             raise UsageError(f"the data has {where} of {_UNFIT[source]}")
+    return remark
 
 
 def check_numbers(data: Data) -> None:

@@ -53,6 +53,7 @@ class CompiledObjective:
       fit_model: Model of a program, of which all is reported as in `fit`: the losses
         of outputs are means over batches, and its metrics keep their values. None
         without a program.
+      evaluation_remark: Warning about variables that an evaluation assigns.
     """
 
     losses: Sequence[Loss]
@@ -62,6 +63,7 @@ class CompiledObjective:
     weighs_rows: bool = False
     outputs: Any = None
     fit_model: keras.Model | None = None
+    evaluation_remark: str | None = None
     # Not a field: see `Objective`.
     has_layer_losses = False
 

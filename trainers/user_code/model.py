@@ -70,8 +70,8 @@ class CustomModel:
             if self.own_objective is not None:
                 return self.own_objective
             objective = self.compiled_objective(model)
-            check_values(objective, model, self.few())
-        return objective
+            remark = check_values(objective, model, self.few())
+        return dataclasses.replace(objective, evaluation_remark=remark)
 
     def compiled_objective(self, model: keras.Model) -> CompiledObjective:
         """Returns the objective of `fit`, example by example.

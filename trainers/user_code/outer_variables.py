@@ -1,7 +1,8 @@
-"""A refusal of Keras variables that a step assigns and the model does not have.
+"""Keras variables that a step assigns, and what it assigns to them is lost.
 
 A step runs in a `keras.StatelessScope`, and what the variables of the model and of its
-metrics are assigned there is kept. Any other would have its old value in each step.
+metrics are assigned there is kept. Any other would have its old value in each step:
+`check_assigned` refuses it. An evaluation keeps metrics alone.
 """
 
 from collections.abc import Sequence
@@ -52,3 +53,22 @@ def check_assigned(
                 "add_weight(trainable=False) of a layer or the model, name a metric in "
                 "the model's metrics, or assign it in a callback."
             )
+
+
+def remark_on_evaluation(
+    scope: AssignmentScope, metrics: Sequence[keras.metrics.Metric] = ()
+) -> str | None:
+    """Returns a warning if an evaluation has assigned a variable of no metric."""
+    of_metrics = {id(variable) for metric in metrics for variable in metric.variables}
+    names = {
+        variable.path: None
+        for variable in scope.assigned
+        if id(variable) not in of_metrics and not is_seed_state(variable)
+    }
+    if not names:
+        return None
+    return (
+        f"the model assigns {', '.join(map(repr, names))} without training, too: in "
+        "fit a validation changes it for the training after it, and here it does not; "
+        "assign it only if training"
+    )

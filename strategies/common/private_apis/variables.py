@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend.common.stateless_scope import in_stateless_scope
+from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.ops.resource_variable_ops import (
     BaseResourceVariable,
     ResourceVariable,
@@ -99,14 +100,16 @@ def make_releasable(variable: keras.Variable) -> tf.Variable:
 
 
 @functools.cache
-def refuse_plain_variables_in_scopes(
+def refuse_plain_variables_in_steps(
     error_of: Callable[[tf.Variable], Exception],
+    error_in_update: Callable[[tf.Variable], Exception],
 ) -> None:
-    """Makes it an error to assign a `tf.Variable` in a `keras.StatelessScope`.
+    """Makes it an error to assign a `tf.Variable` where replicas would share it.
 
-    There the scope keeps what Keras variables are assigned, and each replica has its
-    own values. A plain `tf.Variable` would be written by all replicas of a process and
-    would be in no checkpoint: two replicas counted every step twice, without a word.
+    In a `keras.StatelessScope` the scope keeps what Keras variables are assigned, and
+    each replica has its own values. A plain `tf.Variable` would be written by all
+    replicas of a process and would be in no checkpoint: two replicas counted every step
+    twice, without a word. So they did in the update of the weights, outside of a scope.
     """
 
     def refusing(usual: Callable[..., Any]) -> Callable[..., Any]:
@@ -118,6 +121,8 @@ def refuse_plain_variables_in_scopes(
                 # traceback_utils.py, `inject_argument_info_in_traceback`).
                 error._keras_call_info_injected = True  # type: ignore[attr-defined]
                 raise error
+            if _is_shared_by_replicas(variable):
+                raise error_in_update(variable)
             return usual(variable, *args, **kwargs)
 
         return assign
@@ -127,6 +132,24 @@ def refuse_plain_variables_in_scopes(
         for name, method in list(vars(kind).items()):
             if name.startswith(("assign", "scatter_", "batch_scatter_")):
                 setattr(kind, name, refusing(method))
+
+
+def _is_shared_by_replicas(variable: tf.Variable) -> bool:
+    """Returns whether each replica of this process is about to assign a variable.
+
+    Copies that belong to one replica know what they are copies of (tensorflow/python/
+    distribute/values.py, `DistributedVariable.__init__`). Code that updates a copy is
+    in no replica context (distribute_lib.py, `UpdateContext`).
+    """
+    if not tf.distribute.has_strategy():
+        return False
+    strategy = tf.distribute.get_strategy()
+    is_in_update = distribute_lib.get_update_replica_id() is not None
+    return (
+        (is_in_update or not tf.distribute.in_cross_replica_context())
+        and len(strategy.extended.worker_devices) > 1
+        and not hasattr(variable.handle, "_distributed_container")
+    )
 
 
 def variables_as_numbers() -> AbstractContextManager[None]:

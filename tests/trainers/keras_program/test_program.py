@@ -123,6 +123,44 @@ def test_a_loss_or_metric_of_whole_batches_is_named(
     assert words in warning
 
 
+def test_variables_that_validations_of_fit_would_move_are_named(
+    tmp_path: pathlib.Path,
+) -> None:
+    done = _run(
+        tmp_path,
+        """
+        class Center(keras.layers.Layer):
+            def build(self, shape):
+                self.mean = self.add_weight(shape[1:], trainable=False, name="mean")
+
+            def call(self, x, training=False):
+                if training or self.name != "trained":
+                    self.mean.assign(0.9 * self.mean + 0.1 * keras.ops.mean(x, axis=0))
+                return x - self.mean
+
+        class Own(keras.Sequential):
+            def test_step(self, data):
+                return super().test_step(data)
+
+        for kind, name, held_out in (
+            (keras.Sequential, "unused", None),
+            (keras.Sequential, "trained", (x, y)),
+            (keras.Sequential, "compiled", (x, y)),
+            (Own, "own", (x, y)),
+        ):
+            m = kind([Center(name=name), keras.layers.Dense(1)])
+            m.compile("sgd", "mse", metrics=["mae"])
+            m.fit(x, y, validation_data=held_out)
+        """,
+        "--strategy=one_device",
+    )
+    assert done.returncode == 0, done.stderr
+    warnings = [line for line in done.stderr.splitlines() if "warning" in line]
+    assert len(warnings) == 2
+    assert "compiled/mean'" in warnings[0]
+    assert "own/mean'" in warnings[1]
+
+
 @pytest.mark.parametrize("strategy", [_MIRRORED, further(_WORKERS), further(_SERVERS)])
 def test_what_flags_decide_is_left_out_of_a_program(
     tmp_path: pathlib.Path, strategy: tuple[str, ...]
@@ -700,6 +738,38 @@ def test_what_goes_wrong_in_a_program_is_one_line(
     assert len(lines) == 1, done.stderr
     assert all(word in lines[0] for word in words), lines[0]
     assert r"\n" not in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("part", "flags", "words"),
+    [
+        ("regularizer", ("--strategy=one_device",), "is assigned in a step, and"),
+        ("constraint", _MIRRORED, "is assigned in the update of each replica"),
+    ],
+)
+def test_a_part_of_a_layer_assigns_no_outer_variable(
+    tmp_path: pathlib.Path, part: str, flags: tuple[str, ...], words: str
+) -> None:
+    """The first one would keep its old value, and the second be halved twice."""
+    done = _run(
+        tmp_path,
+        f"""
+        factor = keras.Variable(1.0, trainable=False, name="factor")
+
+        def halved(weight):
+            factor.assign(0.5 * factor)
+            return factor * weight
+
+        m = keras.Sequential([keras.layers.Dense(1, kernel_{part}=halved)])
+        m.compile("sgd", "mse")
+        m.fit(x, y)
+        """,
+        *flags,
+    )
+    assert done.returncode == 2, done.stderr
+    (error,) = [line for line in done.stderr.splitlines() if line[:6] == "error:"]
+    assert "the variable 'factor" in error
+    assert words in error
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,7 @@ class OwnStep:
       normalizes: True if a layer normalizes over the examples of a batch.
       remark: Warning if several replicas train otherwise than one; None for none.
       remark_of_any: Warning if one replica, too, trains otherwise than `fit`.
+      evaluation_remark: Warning about variables that an evaluation assigns.
     """
 
     train: ModelStep
@@ -81,6 +82,7 @@ class OwnStep:
     normalizes: bool
     remark: str | None
     remark_of_any: str | None
+    evaluation_remark: str | None
     # Not fields: see `Objective`; `keras.Model.compile` takes no such step.
     classes = compiled = totals = None
     has_layer_losses = True

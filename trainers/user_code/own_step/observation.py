@@ -23,7 +23,7 @@ from trainers.user_code.halves import (
     twice,
 )
 from trainers.user_code.independence import agree
-from trainers.user_code.outer_variables import check_assigned
+from trainers.user_code.outer_variables import check_assigned, remark_on_evaluation
 from trainers.user_code.own_step.model_step import (
     ModelStep,
     as_numbers,
@@ -66,6 +66,7 @@ class Observed(NamedTuple):
       numbers: Number of each reported name, for all examples and each half, float64
         [3].
       state_remark: Warning about the state of layers; None for none.
+      evaluation_remark: Warning about the assigned variables, if this evaluates.
       metrics_used: Names of metrics whose results gradients or weights depend on.
       is_linear: True if gradients are the mean or the sum of the halves' gradients.
       gives_sums: True if gradients are sums over examples, and no means.
@@ -85,6 +86,7 @@ class Observed(NamedTuple):
     sources: Mapping[str, Result | Computed | None]
     numbers: Mapping[str, np.ndarray]
     state_remark: str | None
+    evaluation_remark: str | None
     metrics_used: Sequence[str]
     is_linear: bool
     gives_sums: bool
@@ -165,6 +167,7 @@ def observe(step: ModelStep, few: Batch, is_divisible: bool) -> Observed:
         draws_for_examples=replayed.are_of_examples,
         sources=sources,
         state_remark=remark_on(variables, np.array(states[:-1]), rounding),
+        evaluation_remark=remark_on_evaluation(scope, [x.metric for x in step.metrics]),
         metrics_used=[step.metrics[index].metric.name for index in sorted(used)],
         is_linear=is_mean or is_sum,
         gives_sums=is_sum and not is_mean,

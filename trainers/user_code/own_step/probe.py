@@ -60,13 +60,14 @@ def own_step(
     _check_updates(model, seen)
     remarks = [*_remarks(train, seen, few)]
     remarks_of_any = [_remark_of_any(train, seen), remark_on_metrics(train)]
-    test = None
+    test = evaluation_remark = None
     if held_out is not None:
         # Its loss is that of the other one.
         divides = train.divides_penalties
         test, tested = _probed(model, "test_step", held_out, rows is None, divides)
         remarks += _remarks(test, tested, held_out)
         remarks_of_any.append(remark_on_metrics(test))
+        evaluation_remark = tested.evaluation_remark
     updates = [OwnUpdate(update.optimizer, update.variables) for update in seen.updates]
     passes = passes_of(updates, seen.reads_after)
     if len(passes) > 1 and any(update.is_scaled for update in seen.updates):
@@ -88,6 +89,7 @@ def own_step(
         # Compiled metrics are the same ones in both steps.
         remark="; ".join(dict.fromkeys(remarks)) or None,
         remark_of_any="; ".join(filter(None, remarks_of_any)) or None,
+        evaluation_remark=evaluation_remark,
     )
 
 
