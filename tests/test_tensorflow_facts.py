@@ -511,6 +511,23 @@ def test_to_depend_on_a_call_is_not_to_wait_for_what_it_computes() -> None:
     assert float(now) < ended[-1]
 
 
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_autograph_leaves_marked_errors_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, is_marked: bool
+) -> None:
+    """A refusal inside of a `tf.function` keeps its one line."""
+    if not is_marked:
+        monkeypatch.delattr(UsageError, "ag_pass_through")
+
+    @tf.function
+    def refuse() -> None:
+        raise UsageError("give less")
+
+    with pytest.raises(Exception, match="give less") as found:
+        refuse()
+    assert (str(found.value) == "give less") is is_marked
+
+
 def test_squares_beyond_the_type_are_clipped_to_what_is_no_number() -> None:
     """This is why trainers/model/update.py bounds the norm before it clips."""
     (clipped,), norm = tf.clip_by_global_norm([tf.constant([1e25, 1.0])], 1.0)

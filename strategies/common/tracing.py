@@ -1,7 +1,7 @@
-"""Variables that a function needs, made while it is traced."""
+"""Traces of functions: variables made in them, and the origins of tensors."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -22,3 +22,18 @@ def outside_of_traces() -> Iterator[None]:
 
 def _made_at_once(make: Callable[..., Any], **arguments: Any) -> Any:
     return make(**{**arguments, "experimental_enable_variable_lifting": False})
+
+
+def origins(
+    values: Iterable[tf.Tensor], known: Container[str] = ()
+) -> Iterator[tf.Tensor]:
+    """Yields tensors and all that they are computed from, up to known names."""
+    seen: set[str] = set()
+    pending = list(values)
+    while pending:
+        tensor = pending.pop()
+        if tensor.name not in seen:
+            seen.add(tensor.name)
+            yield tensor
+            if tensor.name not in known:
+                pending += tensor.op.inputs

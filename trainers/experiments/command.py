@@ -5,13 +5,14 @@ import pathlib
 import shlex
 import sys
 
-from strategies.common.errors import StopRequested
+from strategies.common.errors import ExitCode, StopRequested, UsageError
 from strategies.processes.starter import ProcessStarter
 from trainers.cli import flags
 from trainers.cli.tensorflow_setup import variables_of_import
 from trainers.config.config import Config
 from trainers.experiments.measurement import Measured, measure
 from trainers.fault_tolerance.preemption import PreemptionSignals
+from trainers.run_dir.run_dir import RunDir
 
 
 def command_line(config: Config) -> list[str]:
@@ -45,6 +46,7 @@ def measure_run(
 
     Raises:
       StopRequested: A signal arrived; the run has ended.
+      UsageError: A program has ended well and has trained nothing.
     """
     measured = measure(
         command_line(config),
@@ -56,6 +58,13 @@ def measure_run(
     if measured is None:
         raise StopRequested(signals.exit_code)
     folder = pathlib.Path(config.run.run_dir or "")
+    script, has_ended_well = config.model.script, measured.exit_code == ExitCode.DONE
+    if script and has_ended_well and RunDir(folder).read_result() is None:
+        raise UsageError(
+            f"--script={script} trains nothing (each fit has an "
+            "initial_epoch that is not less than its epochs, or the program prints "
+            "help): there is no run to measure."
+        )
     # A command that ended before its run began has left no folder.
     folder.mkdir(parents=True, exist_ok=True)
     measured.write(folder)

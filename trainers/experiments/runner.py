@@ -185,8 +185,6 @@ class Runner:
           UsageError: The run rejects the settings.
         """
         if failed.exit_code == ExitCode.USAGE:
-            # A rejected command leaves no folder.
-            self.folder.take_back()
             raise UsageError(failed.run.reason)
         self.console.fail(f"{name} {failed.run.status}: {failed.run.reason}")
         was_signaled = failed.exit_code < 0
@@ -223,7 +221,7 @@ def with_runs(
     It works until it returns or a signal arrives.
 
     Raises:
-      UsageError: The folder cannot be used.
+      UsageError: The folder cannot be used, or a run rejects the settings.
     """
     folder = ExperimentDir(config.run.run_dir, config.run.mode)
     folder.begin()
@@ -232,6 +230,10 @@ def with_runs(
     try:
         with starter_of(config) as starter, PreemptionSignals() as signals:
             return work(Runner(folder, console, signals, starter))
+    except UsageError:
+        # A rejected command leaves no folder.
+        folder.take_back()
+        raise
     except StopRequested as stop:
         mode = f"--mode={folder.mode}"
         console.fail(f"stopped: begin {mode} again, in another --run_dir.")

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import operator
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -137,16 +137,9 @@ class ChiefCallbacks:
             self.call("on_train_begin")
         else:
             self._own.prepare()
-            # Callbacks begin anew in on_train_begin: they may set a learning rate, or
-            # load weights.
-            variables = self._parts.state_variables() if self._given else []
-            values = [variable.numpy() for variable in variables]
-            self.call("on_train_begin")
-            if epoch is not None:
-                # They may also set what no checkpoint has, such as a weight of a loss.
-                self.call("on_epoch_begin", epoch)
-            for variable, value in zip(variables, values, strict=True):
-                variable.assign(value)
+            with self._kept_variables():
+                self.call("on_train_begin")
+                self._begin_again(epoch)
         self._continue()
         # The history has forgotten it, as at the start of a `fit`.
         self._continue_history()
@@ -156,9 +149,33 @@ class ChiefCallbacks:
         if self._restored_state is not None:
             self.history.epoch, self.history.history = self._restored
 
-    def go_back(self) -> None:
-        """Continues with the state of an earlier checkpoint, after `restore`."""
+    def _begin_again(self, epoch: int | None) -> None:
+        """Calls callbacks at the start of an epoch that has begun before."""
+        if epoch is not None:
+            # They may set what no checkpoint has, such as a weight of a loss.
+            self.call("on_epoch_begin", epoch)
+
+    @contextlib.contextmanager
+    def _kept_variables(self) -> Iterator[None]:
+        """Puts values of a checkpoint back, after callbacks have begun anew.
+
+        Callbacks may set a learning rate, or load weights.
+        """
+        variables = self._parts.state_variables() if self._given else []
+        values = [variable.numpy() for variable in variables]
+        yield
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+
+    def go_back(self, epoch: int | None) -> None:
+        """Continues with the state of an earlier checkpoint, after `restore`.
+
+        Args:
+          epoch: Epoch that had begun when it was saved; None if none had.
+        """
         self._own.reset_arguments()
+        with self._kept_variables():
+            self._begin_again(epoch)
         self._continue()
         self.share()
 

@@ -165,7 +165,7 @@ class Epochs:
         """Continues with the state of an earlier checkpoint, after a divergence."""
         self.restore(state, is_stopped(state))
         self._parts.model.stop_training = self.is_stopped
-        self.callbacks.go_back()
+        self.callbacks.go_back(self._begun_epoch())
 
     def begin(self) -> None:
         """Calls callbacks at the start of training, or of the present epoch."""
@@ -173,16 +173,21 @@ class Epochs:
         self._parts.model.stop_training = self.is_stopped
         # Only the chief has restored it.
         self._look_for_stop()
-        epoch, is_over = self._epoch_of(self._step()), self._is_over()
-        self.callbacks.begin(epoch if self._is_begun and not is_over else None)
-        if is_over:
+        self.callbacks.begin(self._begun_epoch())
+        if self._is_over():
             # The program continues with the numbers that this `fit` had left.
             if self._restored_random:
                 set_random_state(self._restored_random)
         elif not self._is_begun:
-            self._begin_epoch(epoch)
+            self._begin_epoch(self._epoch_of(self._step()))
             self._begin_batch()
         self.callbacks.share_all()
+
+    def _begun_epoch(self) -> int | None:
+        """Returns the epoch that callbacks have begun; None if the next one is new."""
+        if self._is_begun and not self._is_over():
+            return self._epoch_of(self._step())
+        return None
 
     def follow(self, graph: tf.Graph) -> None:
         """Shares variables of the program's own that the graph of the steps reads.

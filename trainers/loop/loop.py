@@ -41,12 +41,14 @@ class StepEvent:
       last_step: Number of applied updates at the end of the run.
       results: Results of the steps of this call.
       call_seconds: Wall time of the call, including Python overhead.
+      observed: Detail of the summaries of the last step of this call.
     """
 
     step: int
     last_step: int
     results: StepResults
     call_seconds: float
+    observed: SummaryLevel = SummaryLevel.NONE
 
     @property
     def is_last(self) -> bool:
@@ -185,6 +187,7 @@ def run_loop(
             last_step=last_step,
             results=results,
             call_seconds=timer.seconds,
+            observed=observe,
         )
         for when in callbacks:
             if when.is_due(event):

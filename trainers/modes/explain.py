@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
-from strategies.common.errors import ExitCode, UsageError
+from strategies.common.errors import ExitCode
 from strategies.common.files import write_atomically, write_json
 from trainers.config.config import Config
 from trainers.experiments.command import command_again
@@ -46,11 +46,7 @@ def _explain(config: Config, run: Config, runner: Runner) -> ExitCode:
     from trainers.experiments.explain.causes import Facts
     from trainers.experiments.explain.report import Report, trace_of
 
-    try:
-        breakdown = read_breakdown(executed.run.path)
-    except UsageError:
-        folder.take_back()
-        raise
+    breakdown = read_breakdown(executed.run.path)
     facts = Facts(
         breakdown=breakdown,
         config=executed.config,

@@ -1,5 +1,6 @@
 """Measurements of a run, each counted once after a call of the inner loop."""
 
+import enum
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from models.objective import add_steps, as_scalars
+from strategies.common.types import SummaryLevel
 from trainers.loop.loop import StepEvent
 from trainers.loop.timing import Clock
 from trainers.model.gradient_noise_scale import without_statistics
@@ -238,22 +240,34 @@ def _distribution(counts: Counter[int]) -> dict[str, Any]:
     }
 
 
+class _Warmth(enum.IntEnum):
+    """Kinds of calls of the inner loop; the speed is that of the last kind there is."""
+
+    COLD = 0
+    OBSERVES_FIRST = 1
+    WARM = 2
+
+
 class ThroughputMeter:
     """Step times and speed of a run, without the first calls of each fit. A callback.
+
+    The first call of a fit that observes a step is left out as well: in it the runtime
+    prepares the operations that observe, which takes as long as many steps.
 
     The speed is that of the median window of consecutive steps. All windows are equally
     long, because long ones have more of the rare slow steps. So runs of equal steps
     have an equal speed, also if the calls of one of them have more steps.
 
-    A run without a program is one fit. If no fit has more calls than are left out, all
-    calls count except the first two of the run. All windows count up to
-    `MOST_KEPT_WINDOWS`, and then every second, fourth and so on.
+    A run without a program is one fit. If no fit has more calls than are left out, the
+    calls that observe count, or else all except the first two of the run. All windows
+    count up to `MOST_KEPT_WINDOWS`, and then every second, fourth and so on.
     """
 
     def __init__(self) -> None:
         self._num_calls = 0
         self._num_calls_of_fit = 0
-        self._is_warm = False
+        self._observed = SummaryLevel.NONE
+        self._warmth = _Warmth.COLD
         self._forget()
 
     def _forget(self) -> None:
@@ -268,23 +282,30 @@ class ThroughputMeter:
     def begin(self) -> None:
         """Begins a fit."""
         self._num_calls_of_fit = 0
+        self._observed = SummaryLevel.NONE
 
     def __call__(self, event: StepEvent) -> None:
         self._num_calls += 1
         self._num_calls_of_fit += 1
-        is_warm = self._num_calls_of_fit > WARM_UP_CALLS
-        if self._is_warm and not is_warm:
+        warmth = self._warmth_of(event)
+        if warmth < self._warmth:
             return
         # At least one call remains, a later one.
-        is_first_warm = is_warm and not self._is_warm
-        if is_first_warm or self._num_calls <= WARM_UP_CALLS + 1:
+        if warmth > self._warmth or self._num_calls <= WARM_UP_CALLS + 1:
             self._forget()
-        self._is_warm = is_warm
+        self._warmth = warmth
         steps = _steps_of(event)
         self._steps.append(steps)
         self._seconds += float(steps[:, _SECONDS].sum())
         if self._seconds >= WINDOW_SECONDS:
             self._end_windows()
+
+    def _warmth_of(self, event: StepEvent) -> _Warmth:
+        is_first_observed = event.observed > self._observed
+        self._observed = max(self._observed, event.observed)
+        if self._num_calls_of_fit <= WARM_UP_CALLS:
+            return _Warmth.COLD
+        return _Warmth.OBSERVES_FIRST if is_first_observed else _Warmth.WARM
 
     def _end_windows(self) -> None:
         steps = np.concatenate(self._steps)
@@ -340,7 +361,8 @@ def _steps_of(event: StepEvent) -> np.ndarray:
     """Returns the steps of a call, [steps, 5].
 
     The columns are examples, seconds that add up to the time of the call, seconds of
-    input, seconds with input, and the duration of a single step.
+    input, seconds with input, and the duration of a single step. Durations add up to
+    the time of the call too: each has a part of Python's, which starts a call.
     """
     results = event.results
     durations = results.step_seconds
@@ -349,10 +371,16 @@ def _steps_of(event: StepEvent) -> np.ndarray:
         # Steps come in the order of workers, not of time, so that all get the mean.
         columns = [np.full(len(column), np.mean(column)) for column in columns]
     examples, shares, input_seconds, step_seconds = columns
-    if shares.sum() <= 0:
-        shares = np.ones(len(durations))
-    seconds = event.call_seconds * shares / max(shares.sum(), 1e-9)
+    seconds = _divided(event.call_seconds, shares)
+    durations = _divided(event.call_seconds, durations)
     return np.stack([examples, seconds, input_seconds, step_seconds, durations], axis=1)
+
+
+def _divided(seconds: float, shares: np.ndarray) -> np.ndarray:
+    """Returns parts of a time in proportion to shares; equal parts of no shares."""
+    if shares.sum() <= 0:
+        shares = np.ones(len(shares))
+    return seconds * shares / max(shares.sum(), 1e-9)
 
 
 def _speed_of(steps: np.ndarray) -> float:

@@ -113,6 +113,12 @@ class Reporter(NullReporter):
             return False
         self._metrics.process.counters.restore(state.get("tally", {}))
         words = f"{self._folder.path} is complete at step {step}: nothing to do."
+        if parts.config.model.script is not None:
+            # Whether the program calls fit again is not known.
+            words = (
+                f"{self._folder.path}: fit {parts.phase} of the program was over at "
+                f"step {step}."
+            )
         self._console.say(words)
         return True
 

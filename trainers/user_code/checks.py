@@ -37,8 +37,9 @@ def check_states(model: keras.Model) -> None:
     for layer in flat_layers(model):
         if getattr(layer, "stateful", False):
             raise UsageError(
-                f"the layer {layer.name!r} keeps a state for each row of a batch, of "
-                "which replicas get parts: make it with stateful=False."
+                f"the layer {layer.name!r} keeps a state for each row of a batch in no "
+                "variable of the model, which no strategy supports, one_device "
+                "included: make it with stateful=False."
             )
 
 

@@ -1,6 +1,6 @@
 """Comparison of what some examples give with what each half of them gives."""
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -20,21 +20,6 @@ def graph_of(run: Callable[[Batch], Any]) -> Callable[[Batch], Any]:
     A step may use what eager tensors do not have.
     """
     return tf.function(counted_alone(run), autograph=False)
-
-
-def origins(
-    values: Iterable[tf.Tensor], known: Container[str] = ()
-) -> Iterator[tf.Tensor]:
-    """Yields tensors and all that they are computed from, up to known names."""
-    seen: set[str] = set()
-    pending = list(values)
-    while pending:
-        tensor = pending.pop()
-        if tensor.name not in seen:
-            seen.add(tensor.name)
-            yield tensor
-            if tensor.name not in known:
-                pending += tensor.op.inputs
 
 
 def on_halves(

@@ -15,6 +15,7 @@ import tensorflow as tf
 from models.objective import predictions_of
 from strategies.common.private_apis.models import flat_layers, is_of_keras
 from strategies.common.text import NUMBER_MATTERS
+from strategies.common.tracing import origins
 from strategies.common.types import Batch
 from trainers.model.random_numbers.of_step import StepRandomNumbers
 from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
@@ -25,7 +26,6 @@ from trainers.user_code.halves import (
     graph_of,
     number_of,
     on_halves,
-    origins,
     relative_rounding,
     twice,
 )

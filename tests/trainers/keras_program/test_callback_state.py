@@ -124,6 +124,9 @@ class Counts(keras.callbacks.EarlyStopping):
         super().__init__("loss", min_delta=99, patience=9)
         self.epochs, self.batches = epochs, batches
 
+    def on_epoch_begin(self, epoch, logs=None):
+        beside.assign(epoch)
+
     def on_train_batch_begin(self, batch, logs=None):
         if batch and not diverged and len(self.epochs) == int(sys.argv[1]):
             diverged.append(batch)
@@ -135,6 +138,7 @@ class Counts(keras.callbacks.EarlyStopping):
     def on_epoch_end(self, epoch, logs=None):
         super().on_epoch_end(epoch, logs)
         self.epochs.append(epoch)
+        assert int(beside.value) == epoch
         self.model.stop_training |= bool(diverged) and epoch == 4
 
 
@@ -143,6 +147,8 @@ x = np.random.normal(size=(60, 4)).astype("float32")
 model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
 model.compile(keras.optimizers.SGD(0.01), "mse")
 diverged, epochs = [], []
+# No checkpoint has it.
+beside = keras.Variable(0.0, trainable=False)
 counts = Counts(epochs)
 callbacks = [keras.callbacks.CSVLogger("log.csv"), counts]
 history = model.fit(x, x[:, :1], epochs=9, batch_size=30, callbacks=callbacks)

@@ -502,6 +502,25 @@ def test_a_program_with_no_epoch_left_ends_as_with_keras(
 
 
 @pytest.mark.parametrize(
+    "flags",
+    [
+        ("--mode=explain", "--strategy=one_device"),
+        further(("--mode=verify", "--strategies=mirrored")),
+        further(("--mode=compare", "--strategies=one_device")),
+    ],
+)
+def test_a_mode_that_measures_needs_an_epoch(
+    tmp_path: pathlib.Path, flags: tuple[str, ...]
+) -> None:
+    done = _run(tmp_path, "model.fit(x, y, epochs=3, initial_epoch=3)", *flags)
+    assert done.returncode == 2, done.stdout + done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, done.stderr
+    assert "initial_epoch" in errors[0]
+    assert "compare" in flags[0] or not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("raise KeyError('lost')", ("train.py, line 9, failed", "KeyError", "lost")),
@@ -622,7 +641,7 @@ def test_a_program_with_no_epoch_left_ends_as_with_keras(
             "layers = [keras.layers.SimpleRNN(1, stateful=True, name='kept')]\n"
             "m = keras.Sequential([keras.Input(batch_shape=(20, 4, 1)), *layers])\n"
             "m.compile('sgd', 'mse')\nm.fit(x[..., None], y, batch_size=20)",
-            ("the layer 'kept'", "stateful=False"),
+            ("the layer 'kept'", "one_device", "stateful=False"),
         ),
         (
             "class Noise(keras.layers.Layer):\n"

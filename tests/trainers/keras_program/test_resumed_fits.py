@@ -100,6 +100,7 @@ def test_a_fit_that_was_over_has_its_best_weights(
     for done in (first, again):
         assert done.returncode == 0, done.stderr
         assert _said(done)[-3:] == expected
+        assert "nothing to do" not in done.stdout
 
 
 # The fit of the first test was over as well, and is ended once more.
@@ -116,7 +117,7 @@ def test_a_fit_whose_end_failed_is_ended_again(tmp_path: pathlib.Path) -> None:
     assert processes.result_of(tmp_path / "run")["status"] == "failed"
     resumed = _run(tmp_path, text, *_ONE, "--resume=auto")
     assert resumed.returncode == 0, resumed.stderr
-    assert "nothing to do" not in resumed.stdout
+    assert "was over at step" not in resumed.stdout
     assert _said(resumed) == ["said saved"]
     result = processes.result_of(tmp_path / "run")
     assert (result["status"], result["steps"]) == ("completed", 6)
@@ -156,7 +157,10 @@ def test_a_fit_that_was_completed_stays_so_while_an_earlier_one_is_repeated(
     assert repeated.returncode == exit_code, repeated.stderr
     assert processes.result_of(tmp_path / "run") == result
     again = _run(tmp_path, text, *_ONE, "--resume=auto")
-    assert again.stdout.count("nothing to do") == 1, again.stderr
+    assert again.stdout.count("fit 2 of the program was over at step 9") == 1, (
+        again.stderr
+    )
+    assert "nothing to do" not in again.stdout
     assert _said(again) == said != []
     assert processes.result_of(tmp_path / "run") == result
 
@@ -323,7 +327,7 @@ def test_a_fit_of_keras_that_a_callback_has_stopped_is_over(
     # The second one was killed after its checkpoint.
     (tmp_path / "run" / "result.json").unlink()
     again = _run(tmp_path, text, *flags, "--resume=auto")
-    assert again.stdout.count("nothing to do") == 1, again.stderr
+    assert "fit 1 of the program was over at step 6" in again.stdout, again.stderr
     assert _said(again) == said
     assert processes.result_of(tmp_path / "run")["steps"] == 9
     monkeypatch.setenv("EPOCHS", "3")

@@ -32,7 +32,7 @@ _COLUMNS = (
 # Fewer columns with shorter headings, so that an arm's name fits in 80 characters.
 _IN_THE_TERMINAL = {
     "examples_per_second": "examples/s",
-    "step_milliseconds_p50": "ms/step",
+    "step_milliseconds_p50": "p50 ms",
     "seconds_to_target_accuracy": "target s",
     "eval_accuracy": "accuracy",
     "wall_seconds": "run s",

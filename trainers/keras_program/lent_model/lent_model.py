@@ -1,5 +1,6 @@
 """The model of a program: lent to a strategy for the time of a `fit`."""
 
+import contextlib
 import dataclasses
 import random
 from collections.abc import Callable
@@ -158,28 +159,12 @@ class LentModel:
         if has_loss and not (has_own_step(model) or _keeps_metrics(model)):
             # A model of a fixed number of rows cannot compute halves of a batch.
             halved = trained if rows is None else None
-            if not self._is_per_batch(compiled, halved):
+            # Otherwise Keras's own step computes what is of whole batches, as if the
+            # model's class had one.
+            with contextlib.suppress(PerBatchError):
+                self.remark = _remark_on_examples(model, compiled, halved)
                 return None
         return own_step(model, trained, _held_out(data, rows), rows)
-
-    def _is_per_batch(self, compiled: CustomModel, halved: Batch | None) -> bool:
-        """Returns whether outputs, a loss or a metric are of whole batches.
-
-        Keras's own step computes them then, as if its class had one. Otherwise the
-        outputs for halves of a batch may still need a remark.
-        """
-        model = self.model
-        build_with(model, compiled.few)
-        given = [getattr(model, "loss", None), *compiled_with(model)]
-        try:
-            if halved is not None:
-                self.remark = forward_remark(model, halved)
-            # Tracing the model costs a second, and Keras's losses are of examples.
-            if any(map(_may_be_of_batches, tf.nest.flatten(given))):
-                compiled.compiled_objective(model)
-        except PerBatchError:
-            return True
-        return False
 
     def _take_optimizers(self, objective: OwnStep) -> None:
         """Trains with the optimizers that a step calls, and only their variables."""
@@ -299,6 +284,23 @@ def _keeps_metrics(model: keras.Model) -> bool:
     own = [value for name, value in vars(model).items() if not name.startswith("_")]
     is_metric = [isinstance(value, keras.metrics.Metric) for value in own]
     return any(is_metric) or any(layer.metrics for layer in of_layers)
+
+
+def _remark_on_examples(
+    model: keras.Model, compiled: CustomModel, halved: Batch | None
+) -> str | None:
+    """Returns a warning about outputs for halves of a batch; None if they need none.
+
+    Raises:
+      PerBatchError: Outputs, a loss or a metric are of whole batches.
+    """
+    build_with(model, compiled.few)
+    given = [getattr(model, "loss", None), *compiled_with(model)]
+    remark = None if halved is None else forward_remark(model, halved)
+    # Tracing the model costs a second, and Keras's losses are of examples.
+    if any(map(_may_be_of_batches, tf.nest.flatten(given))):
+        compiled.compiled_objective(model)
+    return remark
 
 
 def _held_out(data: Data, rows: int | None) -> Batch | None:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from strategies.common.errors import UsageError
 from strategies.common.private_apis.graphs import counted_alone
 from strategies.common.private_apis.replaced import replaced_in
-from trainers.user_code.halves import origins
+from strategies.common.tracing import origins
 from trainers.user_code.own_step.update_catcher import UpdateCatcher
 
 # Position of a metric and the name in its result, which is empty for one number.
