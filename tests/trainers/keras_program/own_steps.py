@@ -480,8 +480,13 @@ class OwnReport(keras.Model):
     def train_step(self, data):
         logs = super().train_step(data)
         self.num_steps.assign_add(1.0)
+        vectors = {"means": ops.mean(data[0], axis=0), "sums": ops.sum(data[0], axis=0)}
         # Variables, which Keras reads at the end of the epoch.
-        return {**logs, "num_steps": self.num_steps, "shift": self.shift}
+        state = {"num_steps": self.num_steps, "shift": self.shift}
+        return {**logs, **vectors, **state}
+
+    def test_step(self, data):
+        return {**super().test_step(data), "labels": ops.mean(data[1], axis=0)}
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
         results = super().compute_metrics(x, y, y_pred, sample_weight)
