@@ -510,6 +510,22 @@ class Sizes(keras.metrics.Metric):
         return {"size": self.total / self.rows, "rows": self.rows}
 
 
+class Errors(keras.metrics.Metric):
+    """Divides a sum over examples by a number of batches."""
+
+    def __init__(self):
+        super().__init__(name="errors")
+        self.total = self.add_variable((), "zeros", name="total")
+        self.batches = self.add_variable((), "zeros", "int32", name="batches")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(ops.sum(ops.abs(y_true - y_pred)))
+        self.batches.assign_add(1)
+
+    def result(self):
+        return self.total / ops.cast(self.batches, self.total.dtype)
+
+
 adam = keras.optimizers.Adam(0.01)
 like_numbers: dict[str, type[keras.Model]] = {
     "numbers": Numbers,
@@ -588,7 +604,7 @@ elif sys.argv[1] == "report":
     model = OwnReport()
     # Multiplies the loss and divides the gradients.
     scaled = keras.optimizers.SGD(0.05, loss_scale_factor=8.0)
-    model.compile(optimizer=scaled, loss="mse", metrics=["mae"])
+    model.compile(optimizer=scaled, loss="mse", metrics=["mae", Errors()])
     model.fit(x, y, batch_size=16, epochs=3, validation_split=0.2)
 else:
     raise SystemExit(f"there is no model {sys.argv[1]!r}")

@@ -34,8 +34,8 @@ class OwnMetric:
     Attributes:
       metric: Metric of the model.
       initial: Values of its variables before any example.
-      is_per_batch: True if a batch counts once, and not each example: the metric gets
-        means over the batch, as `Mean.update_state(loss)` does.
+      counting_batches: Positions of its variables to which a batch counts once, and not
+        each example.
       gets_sums: True if it averages sums over the batch, such as losses without a
         mean. Its first variable is then a sum of them.
       combines: True if it counts neither examples nor batches, but combinations of the
@@ -44,9 +44,14 @@ class OwnMetric:
 
     metric: keras.metrics.Metric
     initial: Sequence[np.ndarray]
-    is_per_batch: bool = False
+    counting_batches: Collection[int] = ()
     gets_sums: bool = False
     combines: bool = False
+
+    @property
+    def is_per_batch(self) -> bool:
+        """True if it gets means over the batch, as `Mean.update_state(loss)` does."""
+        return len(self.counting_batches) == len(self.initial) > 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,7 +154,7 @@ class ModelStep:
             own = self.metrics[index]
             for place, change in enumerate(changes):
                 # A shard is a fraction of the one batch that Keras would count.
-                if own.is_per_batch:
+                if place in own.counting_batches:
                     change = tf.cast(change, tf.float64) * share
                 # The sum over a shard is already its part of the sum over the batch.
                 if own.gets_sums and not place:
