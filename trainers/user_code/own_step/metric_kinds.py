@@ -15,7 +15,7 @@ from strategies.common.private_apis.compiled import (
 from strategies.common.private_apis.models import is_of_keras
 from strategies.common.types import Batch
 from trainers.user_code.counting_metric import check_state, not_sums, total_of
-from trainers.user_code.halves import are_means, are_sums
+from trainers.user_code.halves import are_close_means, are_means, are_sums
 from trainers.user_code.independence import agree
 from trainers.user_code.own_step.model_step import ModelStep, OwnMetric
 from trainers.user_code.own_step.observation import Observed, observe
@@ -153,13 +153,13 @@ def _gets_sums(own: OwnMetric, changes: Sequence[np.ndarray]) -> bool:
     return are_sums(total / count) and not are_means(total / count)
 
 
-def gets_means(own: OwnMetric, changes: Sequence[np.ndarray]) -> bool:
+def gets_means(own: OwnMetric, changes: Sequence[np.ndarray], rounding: float) -> bool:
     """Returns whether a metric counts means over the examples of a batch."""
     if isinstance(own.metric, keras.metrics.Mean):
         total, count = changes
         # That of an output's loss weighs by rows in the probe, and not in `fit`.
-        return not np.all(count) or are_means(total / count)
-    return all(map(are_means, changes))
+        return not np.all(count) or are_close_means(total / count, rounding)
+    return all(are_close_means(one, rounding) for one in changes)
 
 
 def compared_by(
