@@ -110,7 +110,9 @@ def _mean_of_parts(
     return found
 
 
-def agree(found: Any, expected: Any, rounding: Any = 0.0) -> bool:
+def agree(
+    found: Any, expected: Any, rounding: Any = 0.0, relative: float = _RELATIVE
+) -> bool:
     """Returns whether numbers are equal but for rounding in single precision.
 
     `rounding` is a further error of each number, in half precision.
@@ -118,7 +120,7 @@ def agree(found: Any, expected: Any, rounding: Any = 0.0) -> bool:
     return np.allclose(
         np.asarray(found, np.float64),
         np.asarray(expected, np.float64),
-        rtol=_RELATIVE,
+        rtol=relative,
         atol=_ABSOLUTE + rounding,
         equal_nan=True,
     )

@@ -19,7 +19,7 @@ from strategies.common.tracing import origins
 from strategies.common.types import Batch
 from trainers.model.random_numbers.of_step import StepRandomNumbers
 from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
-from trainers.model.random_numbers.seeds import seed_states
+from trainers.model.random_numbers.seeds import is_seed_state, seed_states
 from trainers.user_code import PerBatchError
 from trainers.user_code.halves import (
     are_means,
@@ -199,7 +199,8 @@ def _state_of(layer: keras.layers.Layer) -> list[keras.Variable]:
     return [
         variable
         for variable in layer.non_trainable_variables
-        if id(variable) not in others and "float" in variable.dtype
+        if not (id(variable) in others or is_seed_state(variable))
+        and variable.dtype != "string"
     ]
 
 
@@ -209,11 +210,12 @@ def changes_in(
     """Returns a number for the change of each variable in a scope, float64."""
     changes = []
     for variable in variables:
-        old = tf.convert_to_tensor(variable)
+        # A difference of bools, or of numbers without a sign, is none.
+        old = tf.cast(tf.convert_to_tensor(variable), tf.float64)
         new = scope.get_current_value(variable)
         # The scope has no value of a variable that nothing assigns.
-        change = tf.zeros_like(old) if new is None else new - old
-        changes.append(number_of(tf.cast(change, tf.float64)))
+        change = tf.zeros_like(old) if new is None else tf.cast(new, tf.float64) - old
+        changes.append(number_of(change))
     return changes
 
 
@@ -236,6 +238,6 @@ def remark_on(
         return None
     return (
         f"the state {', '.join(names)} changes by no mean over the examples of a batch "
-        f"(perhaps by a sum or a count): replicas average it, {NUMBER_MATTERS}; keep a "
-        "mean"
+        f"(perhaps by a sum or a count): replicas average it, or take the first one's "
+        f"integers, {NUMBER_MATTERS}; keep a mean"
     )

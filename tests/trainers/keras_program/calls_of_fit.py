@@ -269,6 +269,11 @@ def outputs_of_batches():
     model.fit(x, y[:, None], batch_size=10, epochs=2, validation_split=0.25)
     model.compile("adam", crossentropy(), metrics=["accuracy"])
     model.fit(x, np.arange(40) % 10, batch_size=10, epochs=2)
+    # One value for each column of the outputs.
+    model = keras.Sequential([inputs, layers.Dense(2)])
+    correlation = keras.metrics.PearsonCorrelation(axis=0)
+    model.compile("adam", "mse", metrics=[correlation])
+    model.fit(x, x[:, :2], batch_size=10, epochs=2, validation_split=0.25)
 
 
 CALLS = {

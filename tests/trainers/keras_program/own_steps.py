@@ -480,8 +480,13 @@ class OwnReport(keras.Model):
     def train_step(self, data):
         logs = super().train_step(data)
         self.num_steps.assign_add(1.0)
+        vectors = {"means": ops.mean(data[0], axis=0), "sums": ops.sum(data[0], axis=0)}
         # Variables, which Keras reads at the end of the epoch.
-        return {**logs, "num_steps": self.num_steps, "shift": self.shift}
+        state = {"num_steps": self.num_steps, "shift": self.shift}
+        return {**logs, **vectors, **state}
+
+    def test_step(self, data):
+        return {**super().test_step(data), "labels": ops.mean(data[1], axis=0)}
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
         results = super().compute_metrics(x, y, y_pred, sample_weight)
@@ -503,6 +508,22 @@ class Sizes(keras.metrics.Metric):
 
     def result(self):
         return {"size": self.total / self.rows, "rows": self.rows}
+
+
+class Errors(keras.metrics.Metric):
+    """Divides a sum over examples by a number of batches."""
+
+    def __init__(self):
+        super().__init__(name="errors")
+        self.total = self.add_variable((), "zeros", name="total")
+        self.batches = self.add_variable((), "zeros", "int32", name="batches")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(ops.sum(ops.abs(y_true - y_pred)))
+        self.batches.assign_add(1)
+
+    def result(self):
+        return self.total / ops.cast(self.batches, self.total.dtype)
 
 
 adam = keras.optimizers.Adam(0.01)
@@ -583,7 +604,7 @@ elif sys.argv[1] == "report":
     model = OwnReport()
     # Multiplies the loss and divides the gradients.
     scaled = keras.optimizers.SGD(0.05, loss_scale_factor=8.0)
-    model.compile(optimizer=scaled, loss="mse", metrics=["mae"])
+    model.compile(optimizer=scaled, loss="mse", metrics=["mae", Errors()])
     model.fit(x, y, batch_size=16, epochs=3, validation_split=0.2)
 else:
     raise SystemExit(f"there is no model {sys.argv[1]!r}")

@@ -332,6 +332,11 @@ def test_state_that_replicas_cannot_average_is_named(
                 self.add_weight((4,), "ones", trainable=False, name=name)
                 for name in ("sum", "largest", "mean", "steps", "never_assigned")
             )
+            self.rows, self.calls = (
+                self.add_weight((), "zeros", "int32", trainable=False, name=name)
+                for name in ("rows", "calls")
+            )
+            self.generator = keras.random.SeedGenerator(1)
 
         def call(self, inputs, training=False):
             for kept, change in (
@@ -342,6 +347,10 @@ def test_state_that_replicas_cannot_average_is_named(
             ):
                 if training:
                     kept.assign(0.9 * kept + 0.1 * change)
+            if training:
+                self.rows.assign_add(ops.shape(inputs)[0])
+                self.calls.assign_add(1)
+                keras.random.uniform(ops.shape(inputs), seed=self.generator)
             return inputs
 
     class Own(keras.Sequential):
@@ -359,7 +368,7 @@ def test_state_that_replicas_cannot_average_is_named(
     assert done.returncode == 0, done.stderr
     (found,) = re.findall("the state (.*) changes by no mean", done.stderr)
     names = [path.rpartition("/")[2] for path in found.split(", ")]
-    assert names == ["sum", "largest"]
+    assert names == ["sum", "largest", "rows"]
 
 
 @pytest.mark.parametrize(

@@ -325,7 +325,9 @@ def _may_be_of_batches(given: Any) -> bool:
     if isinstance(given, str):
         return given.lower() in _OF_BATCHES
     function = getattr(given, "_fn", None) or getattr(given, "fn", given)
-    if getattr(function, "__name__", "") in _OF_BATCHES:
+    named = getattr(given, "_fn_kwargs", {})
+    # Such as a correlation over the examples for each of several outputs.
+    if getattr(function, "__name__", "") in _OF_BATCHES or named.get("axis") == 0:
         return True
     module = getattr(function, "__module__", None) or type(function).__module__
     return not module.startswith("keras.")

@@ -1,7 +1,7 @@
 """Kinds of metrics of a model's own step: by examples, by batches, by combinations."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import keras
@@ -15,7 +15,7 @@ from strategies.common.private_apis.compiled import (
 from strategies.common.private_apis.models import is_of_keras
 from strategies.common.types import Batch
 from trainers.user_code.counting_metric import check_state, not_sums, total_of
-from trainers.user_code.halves import are_means, are_sums
+from trainers.user_code.halves import are_close_means, are_means, are_sums
 from trainers.user_code.independence import agree
 from trainers.user_code.own_step.model_step import ModelStep, OwnMetric
 from trainers.user_code.own_step.observation import Observed, observe
@@ -40,14 +40,14 @@ def kinds_of_metrics(
         than an epoch.
     """
     by_batch = [
-        _counts_batches(step.model, own, seen, changes)
+        _counting_batches(step.model, own, seen, changes)
         for own, changes in zip(step.metrics, seen.changes, strict=True)
     ]
     _check_sums(step, by_batch, seen, few)
     return [
         dataclasses.replace(
             own,
-            is_per_batch=bool(counts),
+            counting_batches=counts or (),
             combines=counts is None,
             gets_sums=_gets_sums(own, changes),
         )
@@ -57,12 +57,15 @@ def kinds_of_metrics(
     ]
 
 
-def _counts_batches(
+def _counting_batches(
     model: keras.Model, own: OwnMetric, seen: Observed, changes: Sequence[np.ndarray]
-) -> bool | None:
-    """Returns whether a metric counts batches; False for examples, None for neither."""
+) -> Collection[int] | None:
+    """Returns which variables of a metric count batches, and not examples.
+
+    None if one counts neither.
+    """
     if any(own.metric is mean for mean in means_of_output_losses(model)):
-        return True
+        return range(len(changes))
     # Of a random loss only the count can be compared, which is the last variable of a
     # mean. A sum has a single variable.
     is_mean = isinstance(own.metric, (keras.metrics.Mean, keras.metrics.Sum))
@@ -70,17 +73,23 @@ def _counts_batches(
     is_exact = seen.is_repeatable and seen.draws_for_examples and not seen.normalizes
     # Sums first: a metric that has not been updated is both.
     if all(map(are_sums, decisive)):
-        return False if not is_exact or all(map(are_sums, changes)) else None
+        return () if not is_exact or all(map(are_sums, changes)) else None
     if all(map(are_means, decisive)):
-        return True
+        return range(len(changes))
     if normalizes_batches(model) and is_of_keras(own.metric):
         # What it counts, such as AUC, are predictions that differ in a half of a batch.
-        return False
-    return None
+        return ()
+    of_batches = [index for index, one in enumerate(changes) if not are_sums(one)]
+    return (
+        of_batches if all(are_means(changes[index]) for index in of_batches) else None
+    )
 
 
 def _check_sums(
-    step: ModelStep, by_batch: Sequence[bool | None], seen: Observed, few: Batch
+    step: ModelStep,
+    by_batch: Sequence[Collection[int] | None],
+    seen: Observed,
+    few: Batch,
 ) -> None:
     """Checks that metrics begin anew in each epoch, and that batches add to them.
 
@@ -90,7 +99,7 @@ def _check_sums(
 
     Args:
       step: Step that updates the metrics.
-      by_batch: Result of `_counts_batches` for each metric.
+      by_batch: Result of `_counting_batches` for each metric.
       seen: Observations of the step.
       few: Batch on which the step was observed.
 
@@ -144,13 +153,13 @@ def _gets_sums(own: OwnMetric, changes: Sequence[np.ndarray]) -> bool:
     return are_sums(total / count) and not are_means(total / count)
 
 
-def gets_means(own: OwnMetric, changes: Sequence[np.ndarray]) -> bool:
+def gets_means(own: OwnMetric, changes: Sequence[np.ndarray], rounding: float) -> bool:
     """Returns whether a metric counts means over the examples of a batch."""
     if isinstance(own.metric, keras.metrics.Mean):
         total, count = changes
         # That of an output's loss weighs by rows in the probe, and not in `fit`.
-        return not np.all(count) or are_means(total / count)
-    return all(map(are_means, changes))
+        return not np.all(count) or are_close_means(total / count, rounding)
+    return all(are_close_means(one, rounding) for one in changes)
 
 
 def compared_by(

@@ -34,8 +34,8 @@ class OwnMetric:
     Attributes:
       metric: Metric of the model.
       initial: Values of its variables before any example.
-      is_per_batch: True if a batch counts once, and not each example: the metric gets
-        means over the batch, as `Mean.update_state(loss)` does.
+      counting_batches: Positions of its variables to which a batch counts once, and not
+        each example.
       gets_sums: True if it averages sums over the batch, such as losses without a
         mean. Its first variable is then a sum of them.
       combines: True if it counts neither examples nor batches, but combinations of the
@@ -44,9 +44,14 @@ class OwnMetric:
 
     metric: keras.metrics.Metric
     initial: Sequence[np.ndarray]
-    is_per_batch: bool = False
+    counting_batches: Collection[int] = ()
     gets_sums: bool = False
     combines: bool = False
+
+    @property
+    def is_per_batch(self) -> bool:
+        """True if it gets means over the batch, as `Mean.update_state(loss)` does."""
+        return len(self.counting_batches) == len(self.initial) > 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,31 +144,35 @@ class ModelStep:
     ) -> Values:
         """Returns what a batch adds to the sums of a global batch; see `run`."""
         share = batch.num_rows / batch.global_size
-        numbers = as_numbers(logs)
-        # Values are weighted below as means are; a sum is already the shard's part.
-        for name in self.summed:
-            numbers[name] = tf.math.divide_no_nan(numbers[name], share)
-        found: dict[str, Any] = {"loss": self._of_rows(batch, numbers)}
+        loss = as_numbers(logs).get(self.loss_name, tf.zeros([]))
+        # Rows are weighted as those of a mean; a sum is already the shard's part.
+        if self.loss_name in self.summed:
+            loss = tf.math.divide_no_nan(loss, share)
+        rows = tf.shape(tf.nest.flatten(batch.features)[0])[:1]
+        found: dict[str, Any] = {"loss": tf.fill(rows, loss)}
         for index, changes in enumerate(self.changes(scope)):
             own = self.metrics[index]
             for place, change in enumerate(changes):
                 # A shard is a fraction of the one batch that Keras would count.
-                if own.is_per_batch:
+                if place in own.counting_batches:
                     change = tf.cast(change, tf.float64) * share
                 # The sum over a shard is already its part of the sum over the batch.
                 if own.gets_sums and not place:
                     change = tf.math.divide_no_nan(tf.cast(change, tf.float64), share)
                 found[f"{self.name}/{index}{STATE}{place}"] = Summed(change)
-        for name, source in self.sources.items():
-            if source is None:
-                found[f"{LATEST}{self.name}/{name}"] = Summed(numbers[name] * share)
-        return found
+        return found | self._latest(logs, share)
 
-    def _of_rows(self, batch: Batch, numbers: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """Returns the loss of each row."""
-        loss = numbers.get(self.loss_name, tf.zeros([]))
-        rows = tf.shape(tf.nest.flatten(batch.features)[0])[:1]
-        return tf.fill(rows, loss)
+    def _latest(self, logs: Mapping[str, Any], share: tf.Tensor) -> dict[str, Summed]:
+        """Returns the shard's part of each number that is not a metric's result."""
+        found = {}
+        for name in (name for name, source in self.sources.items() if source is None):
+            value = tf.cast(logs[name], tf.float64)
+            # Shards have values of other examples, and files one loss.
+            if name == self.loss_name or not value.shape.is_fully_defined():
+                value = tf.reduce_mean(value)
+            part = value if name in self.summed else value * share
+            found[f"{LATEST}{self.name}/{name}"] = Summed(part)
+        return found
 
     @property
     def loss_name(self) -> str:
@@ -183,7 +192,7 @@ class ModelStep:
         with keras.StatelessScope(self.metric_state(sums)):
             for name, source in self.sources.items():
                 if source is None:
-                    found[name] = float(sums[f"{LATEST}{self.name}/{name}"])
+                    found |= as_logs({name: sums[f"{LATEST}{self.name}/{name}"]})
                 elif isinstance(source, Computed):
                     values = [result(*one) for one in source.results]
                     found |= as_logs({name: source.function(*values)})

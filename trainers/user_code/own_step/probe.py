@@ -12,7 +12,12 @@ from strategies.common.text import NUMBER_MATTERS
 from strategies.common.types import Batch
 from trainers.user_code.checks import has_own_step
 from trainers.user_code.counting_metric import counts_combinations
-from trainers.user_code.halves import are_means, are_sums
+from trainers.user_code.halves import (
+    are_close_means,
+    are_means,
+    are_sums,
+    relative_rounding,
+)
 from trainers.user_code.own_step.metric_kinds import (
     compared_by,
     gets_means,
@@ -157,17 +162,27 @@ def _remark(step: ModelStep, seen: Observed, few: Batch) -> str | None:
         return remark
     if seen.normalizes or not seen.draws_for_examples:
         return None
+    rounding = relative_rounding(step.model)
     names = [
         own.metric.name
         for own, changes in zip(step.metrics, seen.changes, strict=True)
-        if own.is_per_batch and not (own.gets_sums or gets_means(own, changes))
+        if own.is_per_batch
+        and not (own.gets_sums or gets_means(own, changes, rounding))
+    ]
+    names += [
+        name
+        for name, parts in seen.numbers.items()
+        # Numbers of metrics are computed from their sums.
+        if seen.sources[name] is None
+        and not (name in step.summed or are_close_means(parts, rounding))
     ]
     if not names:
         return seen.state_remark
-    return (
+    remark = (
         f"{title}: {', '.join(names)} of a batch is no mean over its examples: what is "
         "reported is the mean of the replicas' values"
     )
+    return "; ".join(filter(None, [remark, seen.state_remark]))
 
 
 def _remark_of_any(step: ModelStep, seen: Observed) -> str | None:

@@ -1,5 +1,6 @@
 """A step of a model's own that replicas cannot divide is named before the run."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -395,6 +396,30 @@ def test_a_number_that_needs_the_size_of_a_batch_is_not_that_of_metrics() -> Non
     model.compile(optimizer="sgd")
     sources = own_step(model, few_examples(), held_out=None).train.sources
     assert (sources["sum"], sources["half"] is None) == (None, False)
+
+
+class ReportsNumbers(Projected):
+    """Returns numbers of a batch that are no results of metrics."""
+
+    def train_step(self, data):
+        logs = {"mean": ops.mean(data), "means": ops.mean(data, axis=0)}
+        sums = {"sum": ops.sum(data), "rows": ops.shape(data)[0]}
+        largest = ops.max(data)
+        # Such as the norm of gradients that are nearly the same.
+        others = {"largest": largest, "nearly": 1.0 + largest / 1000}
+        updates = {"updates": self.optimizer.iterations}
+        return {**super().train_step(data), **logs, **sums, **others, **updates}
+
+    def test_step(self, data):
+        return {"loss": of_each(self(data)), "spread": ops.std(self(data))}
+
+
+def test_a_number_of_a_batch_that_is_no_mean_is_named() -> None:
+    model = ReportsNumbers(of_each)
+    model.compile(optimizer="sgd")
+    remark = own_step(model, few_examples(), few_examples()).remark or ""
+    found = re.findall(r": ([\w, ]+) of a batch is no mean", remark)
+    assert found == ["largest, nearly", "spread"]
 
 
 def test_batches_of_an_evaluation_draw_other_numbers() -> None:
