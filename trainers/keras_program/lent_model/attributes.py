@@ -17,7 +17,6 @@ from trainers.model.optimizers.several import inner_of, parts_of
 from trainers.run_dir.encoding import as_key, decoded, encoded
 from trainers.user_code.own_step.model_step import all_metrics
 
-# Its setter would change the layers inside of a layer as well.
 _TRAINABLE = "_trainable"
 
 
