@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from strategies.base import Strategy
 from strategies.cluster.spec import Cluster
@@ -17,6 +18,7 @@ from tests.cluster.tasks import Tasks, running
 from tests.markers import further
 from trainers.config.config import Config
 from trainers.inputs.sources import ArraySource, Data
+from trainers.keras_program.streams.open_stream import open_stream
 from trainers.loop.parts import TrainingParts
 from trainers.modes.same_command import require_same_command, require_same_data
 
@@ -51,7 +53,10 @@ def compare(other: dict[str, Any], own: dict[str, Any]) -> None:
 
 
 def compare_data(
-    other: np.ndarray, own: np.ndarray, num_steps: Sequence[int] = (9, 9)
+    other: np.ndarray,
+    own: np.ndarray,
+    num_steps: Sequence[int] = (9, 9),
+    is_stream: bool = False,
 ) -> None:
     """Compares the chief with a worker that has other examples."""
     strategy = _TwoWorkers()
@@ -60,7 +65,15 @@ def compare_data(
         trained, held_out = (
             ArraySource(part, np.zeros(len(part))) for part in (examples, examples[:4])
         )
-        data = Data(train=trained, evaluation=held_out, input_shape=(3,), num_classes=2)
+        dataset = tf.data.Dataset.from_tensor_slices(examples).batch(5)
+        stream = open_stream(dataset, None, "training data")
+        data = Data(
+            train=stream if is_stream else trained,
+            evaluation=held_out,
+            input_shape=(3,),
+            num_classes=2,
+            samples=stream if is_stream else None,
+        )
         parts = types.SimpleNamespace(
             data=data, strategy=strategy, train_steps=train_steps
         )
@@ -114,11 +127,14 @@ def test_another_number_of_steps_is_refused() -> None:
         compare_data(examples, examples, (9, 8))
 
 
-def test_the_chief_warns_of_other_examples(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_the_chief_warns_of_other_examples(
+    is_stream: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     examples = np.ones((20, 3), np.float32)
-    compare_data(examples, examples)
+    compare_data(examples, examples, is_stream=is_stream)
     assert capsys.readouterr().err == ""
-    compare_data(2 * examples, examples)
+    compare_data(2 * examples, examples, is_stream=is_stream)
     assert capsys.readouterr().err.startswith(
         "warning: worker-1 has other examples than this task: "
     )

@@ -1,7 +1,6 @@
 """State of Keras's callbacks in checkpoints, and whether they observe batches."""
 
 import glob
-import hashlib
 import inspect
 import os
 import re
@@ -9,19 +8,24 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 
 from strategies.common.private_apis.models import (
     COUNTERS_OF_CALLBACKS,
     profiles_batches,
     restart_clocks,
 )
+from trainers.keras_program.lent_model.attributes import (
+    adopt,
+    name_of,
+    private_names,
+    set_attribute,
+)
 from trainers.run_dir.encoding import as_plain, decoded, encoded
 from trainers.run_dir.train_state import EPOCHS
 
 # What Keras sets.
 _LEFT_OUT = ("params", "model")
-# In the state of a CSVLogger, the size of its file.
+# In the state of a CSVLogger, the size of its file. No attribute has such a name.
 _BYTES = "/bytes"
 
 # Callbacks of Keras that have methods for batches and do nothing in them by default.
@@ -40,9 +44,9 @@ _BATCH_METHODS: Sequence[str] = (
 class CallbackState:
     """Attributes of callbacks, for checkpoints.
 
-    These are numbers, texts and arrays, and lists and dictionaries of them, such as the
-    best weights so far. Files, functions and the like are left out, and what Keras's
-    own classes keep for one process, apart from their counters.
+    These are numbers, texts, arrays and tensors, and lists, sets and dictionaries of
+    them, such as the best weights so far. Files, functions and the like are left out,
+    and what Keras's own classes keep for one process, apart from their counters.
     """
 
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback]):
@@ -62,30 +66,9 @@ class CallbackState:
     def state(self) -> dict[str, Any]:
         """Returns the attributes as JSON values."""
         return {
-            _name_of(index, callback): {**_changed(callback, made), **_sizes(callback)}
+            name_of(index, callback): {**_changed(callback, made), **_sizes(callback)}
             for index, (callback, made) in enumerate(
                 zip(self._callbacks, self._made, strict=True)
-            )
-        }
-
-    def fingerprints(self) -> Sequence[Mapping[str, Any]]:
-        """Returns what tells later whether an attribute has changed, by callback."""
-        return [
-            {name: _fingerprint(value) for name, value in _kept(callback).items()}
-            for callback in self._callbacks
-        ]
-
-    def changed_since(self, before: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Returns attributes that have changed since `fingerprints`, as `state`."""
-        return {
-            _name_of(index, callback): {
-                name: part
-                for name, value in _kept(callback).items()
-                if name not in was or _fingerprint(value) != was[name]
-                for part in encoded(value)
-            }
-            for index, (callback, was) in enumerate(
-                zip(self._callbacks, before, strict=True)
             )
         }
 
@@ -102,7 +85,7 @@ class CallbackState:
             of_keras = _names_of_keras(type(callback))
             for name, content in made.items():
                 if content and name not in of_keras:
-                    _set(callback, name, decoded(content[0]))
+                    set_attribute(callback, name, decoded(content[0]))
 
     def restore(self, state: Mapping[str, Any], is_over: bool) -> None:
         """Sets the attributes of callbacks, after `on_train_begin` has reset them.
@@ -116,23 +99,8 @@ class CallbackState:
             if isinstance(callback, keras.callbacks.TensorBoard):
                 restart_clocks(callback)
             if isinstance(callback, keras.callbacks.CSVLogger) and not is_over:
-                kept = state.get(_name_of(index, callback), {})
+                kept = state.get(name_of(index, callback), {})
                 take_back_rows(callback, kept.get(_BYTES))
-
-
-def adopt(
-    callbacks: Sequence[keras.callbacks.Callback], state: Mapping[str, Any]
-) -> None:
-    """Sets the attributes of callbacks to values of a `CallbackState`.
-
-    Args:
-      callbacks: Callbacks of this task, or of this process.
-      state: Attributes of such callbacks; entries of other callbacks are not used.
-    """
-    for index, callback in enumerate(callbacks):
-        for name, value in state.get(_name_of(index, callback), {}).items():
-            if name != _BYTES:
-                _set(callback, name, decoded(value))
 
 
 def _sizes(callback: keras.callbacks.Callback) -> dict[str, int | None]:
@@ -159,25 +127,13 @@ def take_back_rows(log: keras.callbacks.CSVLogger, size: Any) -> None:
     log.append_header, log.writer = size == 0, None
 
 
-def _set(callback: keras.callbacks.Callback, name: str, value: Any) -> None:
-    """Sets an attribute; the program may have a list or dictionary too."""
-    present = getattr(callback, name, None)
-    if isinstance(present, list) and isinstance(value, list):
-        present[:] = value
-    elif isinstance(present, dict) and isinstance(value, dict):
-        present.clear()
-        present.update(value)
-    else:
-        # A tuple is a list in JSON.
-        is_tuple = type(present) is tuple and isinstance(value, list)
-        setattr(callback, name, tuple(value) if is_tuple else value)
-
-
 def _changed(
     callback: keras.callbacks.Callback, made: Mapping[str, list[Any]]
 ) -> dict[str, Any]:
     """Returns the attributes that are not as the program has made them, as JSON."""
-    contents = {name: encoded(value) for name, value in _kept(callback).items()}
+    contents = {
+        name: encoded(value) for name, value in kept_attributes(callback).items()
+    }
     return {
         name: content[0]
         for name, content in contents.items()
@@ -185,7 +141,7 @@ def _changed(
     }
 
 
-def _kept(callback: keras.callbacks.Callback) -> dict[str, Any]:
+def kept_attributes(callback: keras.callbacks.Callback) -> dict[str, Any]:
     """Returns the attributes of a callback that no process sets anew."""
     of_keras = _names_of_keras(type(callback))
     return {
@@ -195,35 +151,20 @@ def _kept(callback: keras.callbacks.Callback) -> dict[str, Any]:
     }
 
 
-def _fingerprint(value: Any) -> Any:
-    """Returns what differs for another value; for an array it is a digest."""
-    if not isinstance(value, np.ndarray) or value.dtype.hasobject:
-        return encoded(value)
-    content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-    return value.dtype, value.shape, hashlib.sha256(content).digest()
-
-
 def _names_of_keras(kind: type[keras.callbacks.Callback]) -> Collection[str]:
     """Returns the names of attributes that Keras's own classes set anew.
 
     They are arguments, of which EarlyStopping changes the sign of `min_delta` before
     its first epoch, and attributes of one process, such as TensorBoard's writers.
     """
-    names = {*_LEFT_OUT}
+    names = {*_LEFT_OUT, *private_names(kind.__mro__)}
     if issubclass(kind, keras.callbacks.CSVLogger):
         # It looks whether its file has a header when it begins.
         names.add("append_header")
     for base in kind.__mro__:
         if base.__module__.startswith("keras."):
             names.update(inspect.signature(base).parameters)
-            for method in filter(inspect.isfunction, vars(base).values()):
-                used = method.__code__.co_names
-                names.update(name for name in used if name.startswith("_"))
     return names
-
-
-def _name_of(index: int, callback: keras.callbacks.Callback) -> str:
-    return f"{index}/{type(callback).__name__}"
 
 
 def make_plain(history: keras.callbacks.History) -> None:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from strategies.base import Strategy
 from strategies.cluster.spec import Cluster
-from strategies.common.errors import ExitCode
+from strategies.common.errors import ExitCode, UsageError
 from strategies.common.private_apis.fit_data import having_shuffles
 from strategies.common.text import shown
 from trainers.config.config import Config
@@ -36,6 +36,7 @@ from trainers.keras_program.fit_arguments import (
     in_words,
 )
 from trainers.keras_program.left_out import without_backup
+from trainers.keras_program.lent_model.attributes import trained_parts
 from trainers.keras_program.lent_model.kept_traces import KeptTraces, kept_traces
 from trainers.keras_program.lent_model.lent_model import LentModel
 from trainers.keras_program.lent_model.traced_functions import TracedModels
@@ -176,6 +177,8 @@ class CallsOfFit:
             self._warn_of_later_models(arguments)
         data = self._data_of(arguments)
         config = config_of_fit(self._config, arguments, data)
+        if config.strategy.traits.loops_together:
+            self._require_same_model(model)
         lent, parts = self._lend(model, config, data)
         self.count += 1
         epochs = self._epochs_of(arguments, parts, fit)
@@ -199,6 +202,20 @@ class CallsOfFit:
         if exit_code == ExitCode.DONE:
             self._kept = kept_traces(lent, parts)
         return epochs.callbacks.history, exit_code
+
+    def _require_same_model(self, model: keras.Model) -> None:
+        """Refuses a model of which a task has other weights, or another optimizer."""
+        own = trained_parts(model)
+        texts = self._strategy.messages_of_all(json.dumps(own).encode())
+        pairs = [pair for text in texts for pair in json.loads(text).items()]
+        other = sorted({name for name, x in pairs if own.get(name, x) != x})
+        if other:
+            self._strategy.wait_until_all_are_done()
+            self._strategy.close()
+            raise UsageError(
+                f"workers have models of other {', '.join(other)}: callbacks run on "
+                "the chief alone, so change the model between two calls of fit."
+            )
 
     def _data_of(self, arguments: FitArguments) -> Data:
         """Returns the data of a call, with warnings about its validation."""

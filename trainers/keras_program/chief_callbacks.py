@@ -18,7 +18,7 @@ from strategies.common.private_apis.optimizers import schedule_of
 from strategies.common.private_apis.variables import variables_as_numbers
 from trainers.keras_program.callback_state import (
     CallbackState,
-    adopt,
+    kept_attributes,
     make_plain,
     observes_batches,
     observes_test_batches,
@@ -26,6 +26,12 @@ from trainers.keras_program.callback_state import (
     state_of_history,
 )
 from trainers.keras_program.fit_arguments import FitArguments
+from trainers.keras_program.lent_model.attributes import (
+    Attributes,
+    adopt,
+    objects_of,
+    plain_attributes,
+)
 from trainers.keras_program.streams.random_state import random_state, set_random_state
 from trainers.keras_program.streams.stream import ProgramStream
 from trainers.loop.parts import TrainingParts
@@ -98,7 +104,13 @@ class ChiefCallbacks:
         # Other tasks call none of them, and get what they change.
         self._given, self._own = given, CallbackState(own)
         self._loops_together = parts.config.strategy.traits.loops_together
-        self._before = self._own.fingerprints() if self._loops_together else []
+        self._read: list[Any] = []
+        if given and self._loops_together:
+            data = arguments.x, arguments.validation_data
+            self._read = objects_of(parts.model, parts.optimizer, data)
+        self._of_callbacks = Attributes(own if self._read else [], kept_attributes)
+        self._of_model = Attributes(self._read if is_chief else [], plain_attributes)
+        self._num_weights = len(parts.model.weights)
         # Listed once: to look for them at every batch would take 0.2 ms.
         self._optimizers = [one for one, _ in parts_of(parts.optimizer, [])]
         self._compiled = self._compiled_objects() if own else []
@@ -231,6 +243,11 @@ class ChiefCallbacks:
         """Makes what callbacks have changed equal on all tasks."""
         if not self._given:
             return
+        if self._loops_together and len(self._parts.model.weights) != self._num_weights:
+            raise UsageError(
+                "a callback adds or removes weights of the model, on the chief alone: "
+                "do this before fit, or between two calls of it."
+            )
         strategy: Strategy = self._parts.strategy
         # With the variables, so that all tasks stop after the same step.
         stop = tf.Variable(float(self._parts.model.stop_training))
@@ -246,40 +263,43 @@ class ChiefCallbacks:
         return bool(stop.numpy())
 
     def share_all(self) -> None:
-        """Shares, and gives all tasks the state of the chief's random generators.
+        """Shares, and sends attributes and the state of random generators to all tasks.
 
         Callbacks draw on the chief alone, and every task reads the program's data,
         which may draw as well. Between two passes no task is reading a batch. Data
         without an end have no such moment.
         """
         self.share()
-        train = self._parts.data.train
-        has_passes = isinstance(train, ProgramStream) and not train.is_one_pass
-        # In a single process a thread of the program may draw in the meantime.
-        has_tasks = self._parts.config.strategy.traits.multi_process
-        if self._given and has_passes and has_tasks:
-            set_random_state(of_chief(self._parts.strategy, random_state()))
+        if self._read:
+            train = self._parts.data.train
+            has_passes = isinstance(train, ProgramStream) and not train.is_one_pass
+            self._send({"random": random_state()} if has_passes else {})
 
     def share_results(self) -> None:
-        """Sends to all tasks what a program finds after a `fit`, beside its model.
+        """Sends to all tasks what a program finds after a `fit`, beside its variables.
 
-        These are the history, attributes of callbacks, and the state of random
-        generators, from which callbacks have drawn on the chief.
+        These are the history, attributes, and the state of random generators, from
+        which callbacks have drawn on the chief.
         """
         if not self._loops_together:
             return
-        state = {
-            "history": state_of_history(self.history),
-            CALLBACKS: self._own.changed_since(self._before),
-            "random": random_state(),
-        }
-        content = of_chief(self._parts.strategy, state)
+        state = {"history": state_of_history(self.history), "random": random_state()}
+        content = self._send({**state, CALLBACKS: self._of_callbacks.changed()})
         if self._is_chief:
             return
         restored = restored_history(content["history"])
         self.history.epoch, self.history.history = restored
         adopt(self._given, content[CALLBACKS])
-        set_random_state(content["random"])
+
+    def _send(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the chief's content, and adopts its attributes and random states."""
+        own = {**content, "model": self._of_model.changed()}
+        sent = of_chief(self._parts.strategy, own)
+        if not self._is_chief:
+            adopt(self._read, sent["model"])
+            if "random" in sent:
+                set_random_state(sent["random"])
+        return sent
 
 
 def order_error(name: str) -> UsageError:

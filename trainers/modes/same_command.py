@@ -14,7 +14,6 @@ from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
 from strategies.common.errors import UsageError
 from trainers.config.config import Config
-from trainers.inputs.sources import StreamedSource
 from trainers.loop.parts import TrainingParts
 from trainers.modes.node_comparison import differences, source_digest
 from trainers.reporting.result import examples_sha256, versions
@@ -57,10 +56,7 @@ def require_same_data(parts: TrainingParts, cluster: Cluster, console: Console) 
     """
     data = parts.data
     sizes = [int(each.num_examples) for each in (data.train, data.evaluation)]
-    # Examples of a stream would be taken from it.
-    is_stream = isinstance(data.sample_source, StreamedSource)
-    first = None if is_stream else examples_sha256(data)
-    own = {"sizes": sizes, "steps": parts.train_steps, "first": first}
+    own = {"sizes": sizes, "steps": parts.train_steps, "first": examples_sha256(data)}
     problems = []
     for task, theirs, ours in _other_messages(own, cluster, parts.strategy):
         if theirs["sizes"] != ours["sizes"]:

@@ -3,12 +3,15 @@
 import base64
 import io
 import math
+from collections import deque
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 # Keys of values that JSON cannot express, and of the type of an array.
 _FLOAT, _ARRAY, _ENTRIES, _TYPE = "/float", "/array", "/entries", "/type"
+_TENSOR = "/tensor"
 
 
 def as_plain(value: Any) -> Any:
@@ -26,8 +29,11 @@ def encoded(value: Any) -> list[Any]:
     """Returns the JSON value in a list; an empty list if the value has none.
 
     Args:
-      value: Number, text or array, or a list or dictionary of them.
+      value: Number, text, array or tensor, or a list, set or dictionary of them.
     """
+    # Not of a variable, whose place its value must not take.
+    if isinstance(value, tf.Tensor) and hasattr(value, "numpy"):
+        return [{_TENSOR: part} for part in encoded(np.asarray(value.numpy()))]
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, (bool, int, str)):
@@ -41,7 +47,9 @@ def encoded(value: Any) -> list[Any]:
         np.save(buffer, value if is_of_numpy else value.view(f"u{value.itemsize}"))
         content = {_ARRAY: base64.b64encode(buffer.getvalue()).decode()}
         return [content if is_of_numpy else {**content, _TYPE: value.dtype.name}]
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, set):
+        value = sorted(value, key=repr)  # Processes have different hashes of texts.
+    if isinstance(value, (list, tuple, deque)):
         parts = [encoded(part) for part in value]
         return [[part for (part,) in parts]] if all(parts) else []
     if isinstance(value, dict):
@@ -59,21 +67,23 @@ def is_not_finite(value: Any) -> bool:
 
 
 def decoded(value: Any) -> Any:
-    """Returns what `encoded` has encoded; a tuple has become a list."""
+    """Returns what `encoded` has encoded; a tuple or set has become a list."""
     if isinstance(value, list):
         return [decoded(part) for part in value]
     if not isinstance(value, dict):
         return value
     if value.keys() == {_FLOAT}:
         return float(value[_FLOAT])
+    if value.keys() == {_TENSOR}:
+        return tf.convert_to_tensor(decoded(value[_TENSOR]))
     if _ARRAY in value:
         buffer = io.BytesIO(base64.b64decode(value[_ARRAY]))
         array = np.load(buffer, allow_pickle=False)
         return array.view(value[_TYPE]) if _TYPE in value else array
     keys, values = value[_ENTRIES]
-    return dict(zip(map(_as_key, decoded(keys)), decoded(values), strict=True))
+    return dict(zip(map(as_key, decoded(keys)), decoded(values), strict=True))
 
 
-def _as_key(value: Any) -> Any:
+def as_key(value: Any) -> Any:
     """Returns a key of a dictionary, in which lists were tuples."""
-    return tuple(map(_as_key, value)) if isinstance(value, list) else value
+    return tuple(map(as_key, value)) if isinstance(value, list) else value

@@ -39,11 +39,11 @@ def trained_as_traced(model: keras.Model) -> Iterator[None]:
     now = [(layer, layer.trainable) for layer in flat_layers(model)]
     first = vars(compiled_state(model)).setdefault("first_trained", now)
     changed = [(layer, flag) for layer, flag in first if layer.trainable != flag]
-    _set_trainable(changed)
+    set_trainable(changed)
     try:
         yield
     finally:
-        _set_trainable((layer, not flag) for layer, flag in changed)
+        set_trainable((layer, not flag) for layer, flag in changed)
 
 
 # Flags of the layers of a model, and flags of its weights.
@@ -100,7 +100,7 @@ def trainable_as(model: keras.Model, parts: TrainableParts) -> Iterator[None]:
 
 def _set_trainable_parts(parts: TrainableParts) -> None:
     layers, weights = parts
-    _set_trainable(layers)
+    set_trainable(layers)
     for weight, flag in weights:
         weight.trainable = flag
 
@@ -121,7 +121,8 @@ def compiled_state(model: keras.Model) -> Any:
     return getattr(model, "_compile_config", None)
 
 
-def _set_trainable(flags: Iterable[tuple[keras.layers.Layer, bool]]) -> None:
+def set_trainable(flags: Iterable[tuple[keras.layers.Layer, bool]]) -> None:
+    """Sets `trainable` of layers and of their own weights."""
     for layer, flag in flags:
         # The setter of `trainable` would change the layers inside of it as well.
         layer._trainable = flag

@@ -3,23 +3,26 @@
 import json
 import pathlib
 import time
-from typing import Any
+from collections import deque
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests import processes
 from tests.event_files import read_events
 from tests.markers import further
 from trainers.keras_program.callback_state import (
     CallbackState,
-    adopt,
     bytes_of_log,
+    kept_attributes,
     observes_batches,
     observes_test_batches,
     take_back_rows,
 )
+from trainers.keras_program.lent_model.attributes import Attributes, adopt
 from trainers.run_dir.encoding import decoded, encoded
 
 # A callback that logs and keeps values of all kinds, in a program that is killed once.
@@ -313,26 +316,47 @@ def test_a_callback_that_profiles_batches_observes_them() -> None:
     assert not observes_test_batches(board)
 
 
+class _Pair(NamedTuple):
+    first: int
+    second: int
+
+
 class _Own(keras.callbacks.Callback):
     def __init__(self, rank: int):
         super().__init__()
         self.rank, self.shape, self.rows = rank, (2, 3), np.zeros(4)
         self.losses: list[float] = []
         self.whole = np.zeros(4)
+        self.outputs: Any = None
+        self.pair, self.seen = _Pair(1, 2), {(1, 2)}
+        self.last: deque[float] = deque(maxlen=2)
+        self.variable = tf.Variable(1.0)
 
 
 def test_other_tasks_get_only_what_callbacks_have_changed() -> None:
     chief, other = _Own(0), _Own(1)
-    state = CallbackState([chief])
-    before = state.fingerprints()
-    assert state.changed_since(before) == {"0/_Own": {}}
+    attributes = Attributes([chief], kept_attributes)
+    assert attributes.changed() == {"0/_Own": {}}
     chief.shape = (4, 5)
     chief.rows[2] = 1.0
     chief.losses.append(0.5)
     chief.best_epoch = 3
-    content = json.loads(json.dumps(state.changed_since(before)))
-    assert content["0/_Own"].keys() == {"shape", "rows", "losses", "best_epoch"}
+    chief.outputs = tf.constant([1.0, 2.0], tf.float64)
+    chief.pair = _Pair(3, 4)
+    chief.seen.add((3, 4))
+    chief.last.extend([1.0, 2.0, 3.0])
+    chief.variable.assign(2.0)
+    content = json.loads(json.dumps(attributes.changed()))
+    assert attributes.changed() == {"0/_Own": {}}
+    changed = {"shape", "rows", "losses", "best_epoch", "outputs"}
+    assert content["0/_Own"].keys() == changed | {"pair", "seen", "last"}
     adopt([other], content)
     assert (other.rank, other.shape, other.losses) == (1, (4, 5), [0.5])
     assert vars(other)["best_epoch"] == 3
     np.testing.assert_array_equal(other.rows, [0, 0, 1, 0])
+    assert other.outputs.dtype == tf.float64
+    np.testing.assert_array_equal(other.outputs.numpy(), [1, 2])
+    assert (other.pair.second, other.seen, other.last) == (4, chief.seen, chief.last)
+    # The next one drops the oldest.
+    other.last.append(4.0)
+    assert [*other.last] == [3.0, 4.0]

@@ -468,6 +468,16 @@ class ShowLast(keras.callbacks.Callback):
         next(iter(data.take(1)))
 
 
+class Widen(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.layers[0].enable_lora(1)
+
+
+class Freeze(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.layers[0].kernel.trainable = False
+
+
 task = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 rows = np.eye(8)
 data = tf.data.Dataset.from_tensor_slices((rows, rows)).shuffle(8).batch(4)
@@ -486,6 +496,12 @@ model.compile("sgd", "mse")
         ),
         further("model.fit(data, callbacks=[Show()])", "reshuffle_each_iteration"),
         further("model.fit(data, epochs=1 + task)", "would train up to step"),
+        further("model.fit(data, callbacks=[Widen()])", "adds or removes weights"),
+        # The optimizer would make its variables for fewer weights on the chief.
+        (
+            "model.fit(data, callbacks=[Freeze()])\nmodel.compile()\nmodel.fit(data)",
+            "workers have models of other weights (shapes, types, trainable):",
+        ),
     ],
 )
 def test_what_would_differ_between_workers_ends_the_run(
