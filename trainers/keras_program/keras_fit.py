@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from strategies.common.private_apis.replaced import replaced, replaced_in
-from trainers.user_code.own_step.model_step import all_metrics
+from trainers.user_code.own_step.reported import all_metrics
 
 
 class LossOfFit:

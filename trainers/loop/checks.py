@@ -27,6 +27,7 @@ from trainers.model.sparse_gradients import embeddings_of
 from trainers.model.train_step import TrainStep
 from trainers.model.xla_errors import compile_error
 from trainers.pipeline_parallel.step import PipelineStep
+from trainers.user_code import without_weights
 from trainers.user_code.few_examples import few_examples
 from trainers.user_code.own_step.objective import OwnStep
 
@@ -221,14 +222,8 @@ def check_trainable(model: keras.Model, config: Config) -> None:
                 "and losses here are of real numbers: keep the real and the imaginary "
                 "part in weights of their own, and join them by tf.complex."
             )
-    if not model.variables:
-        raise UsageError(f"{given} has no weights, so that nothing can be trained.")
     if not model.trainable_variables:
-        raise UsageError(
-            f"{given} has no weights to train: none of its layers has weights with "
-            f"trainable=True ({len(model.variables)} variables are frozen); "
-            "set it on the layers to train, before the model is compiled."
-        )
+        raise without_weights(given, model)
 
 
 def check_compilable(parts: TrainingParts, step: TrainStep | PipelineStep) -> None:

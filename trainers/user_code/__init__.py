@@ -196,3 +196,12 @@ def shared_variable_error(variable: Any) -> UsageError:
         "does not own it: make it an optimizer's by add_variable, assign it in a "
         "callback, or choose --strategy=tower."
     )
+
+
+def without_weights(title: str, model: Any) -> UsageError:
+    """Returns the error for a model, named by its title, with nothing to train."""
+    return UsageError(
+        f"{title} has no weights to train: none of its layers has weights with "
+        f"trainable=True ({len(model.variables)} variables are frozen); "
+        "set it on the layers to train, before the model is compiled."
+    )

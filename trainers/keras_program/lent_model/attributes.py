@@ -15,7 +15,7 @@ from strategies.common.private_apis.models import flat_layers, set_trainable
 from strategies.common.private_apis.optimizers import schedule_of
 from trainers.model.optimizers.several import inner_of, parts_of
 from trainers.run_dir.encoding import as_key, decoded, encoded
-from trainers.user_code.own_step.model_step import all_metrics
+from trainers.user_code.own_step.reported import all_metrics
 
 _TRAINABLE = "_trainable"
 

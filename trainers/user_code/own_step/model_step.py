@@ -11,16 +11,19 @@ import numpy as np
 import tensorflow as tf
 
 from models.objective import LATEST, Summed, Values, as_logs, separated
-from strategies.common.errors import UsageError
 from strategies.common.private_apis.models import (
     TrainableParts,
     made_to_be_trained,
     trainable_as,
 )
 from strategies.common.types import Batch
-from trainers.user_code import kind_of
 from trainers.user_code.counting_metric import change_of, total_of
-from trainers.user_code.own_step.reported import Computed, Result, parts_of_metrics
+from trainers.user_code.own_step.reported import (
+    Computed,
+    Result,
+    as_numbers,
+    flat_logs,
+)
 from trainers.user_code.own_step.update_catcher import StepLeft, UpdateCatcher
 
 # Between the position of a metric and that of its variable, in names of sums.
@@ -224,12 +227,6 @@ def as_fit_has_it(batch: Batch) -> Any:
     )
 
 
-def all_metrics(model: keras.Model) -> Sequence[keras.metrics.Metric]:
-    """Returns all metrics of a model, also those its `metrics` leaves out."""
-    # A class may override the property, and forget a metric that it updates.
-    return parts_of_metrics([*model.metrics, *keras.Model.metrics.fget(model)])
-
-
 def regularized_weights(model: keras.Model) -> list[tuple[keras.Variable, Any]]:
     """Returns each regularized variable with its own value, for a StatelessScope.
 
@@ -242,24 +239,3 @@ def regularized_weights(model: keras.Model) -> list[tuple[keras.Variable, Any]]:
         for variable in made_to_be_trained(model)
         if variable.regularizer is not None
     ]
-
-
-def as_numbers(logs: Mapping[str, Any]) -> dict[str, tf.Tensor]:
-    """Returns the mean of each value of some logs, float64."""
-    return {
-        name: tf.reduce_mean(tf.cast(value, tf.float64)) for name, value in logs.items()
-    }
-
-
-def flat_logs(logs: Any, title: str) -> dict[str, Any]:
-    """Returns logs by name; a metric's result may be a dictionary of several."""
-    if logs is None:
-        return {}
-    if not isinstance(logs, Mapping):
-        raise UsageError(
-            f"{title} returned {kind_of(logs)}: return a dictionary of numbers by name."
-        )
-    found: dict[str, Any] = {}
-    for name, value in logs.items():
-        found |= value if isinstance(value, Mapping) else {name: value}
-    return found

@@ -24,15 +24,12 @@ from trainers.user_code.halves import (
 )
 from trainers.user_code.independence import agree
 from trainers.user_code.outer_variables import check_assigned, remark_on_evaluation
-from trainers.user_code.own_step.model_step import (
-    ModelStep,
-    as_numbers,
-    flat_logs,
-    regularized_weights,
-)
+from trainers.user_code.own_step.model_step import ModelStep, regularized_weights
 from trainers.user_code.own_step.reported import (
     Computed,
     Result,
+    as_numbers,
+    flat_logs,
     metrics_used,
     of_any_size,
     results_noted,

@@ -10,6 +10,7 @@ from strategies.common.errors import UsageError
 from strategies.common.private_apis.models import flat_layers, trainable_parts
 from strategies.common.text import NUMBER_MATTERS
 from strategies.common.types import Batch
+from trainers.user_code import without_weights
 from trainers.user_code.checks import has_own_step
 from trainers.user_code.counting_metric import counts_combinations
 from trainers.user_code.halves import (
@@ -26,7 +27,6 @@ from trainers.user_code.own_step.metric_kinds import (
 from trainers.user_code.own_step.model_step import (
     ModelStep,
     OwnMetric,
-    all_metrics,
     as_fit_has_it,
     regularized_weights,
 )
@@ -37,7 +37,7 @@ from trainers.user_code.own_step.observation import (
     observe,
     observe_doubled,
 )
-from trainers.user_code.own_step.reported import remark_on_metrics
+from trainers.user_code.own_step.reported import all_metrics, remark_on_metrics
 
 
 def own_step(
@@ -101,11 +101,8 @@ def own_step(
 def _check_updates(model: keras.Model, seen: Observed) -> None:
     """Refuses a step without updates, or with updates of weights that are not known."""
     if not seen.updates:
-        if model.weights and not model.trainable_weights:
-            raise UsageError(
-                f"{type(model).__name__} has no weights to train: set trainable=True "
-                "on the layers to train, before the model is compiled."
-            )
+        if not model.trainable_weights:
+            raise without_weights(type(model).__name__, model)
         raise UsageError(
             f"{type(model).__name__}.train_step hands no gradients to an optimizer: "
             "call its apply_gradients."

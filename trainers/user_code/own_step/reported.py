@@ -11,6 +11,7 @@ from strategies.common.errors import UsageError
 from strategies.common.private_apis.graphs import counted_alone
 from strategies.common.private_apis.replaced import replaced_in
 from strategies.common.tracing import origins
+from trainers.user_code import kind_of
 from trainers.user_code.own_step.update_catcher import UpdateCatcher
 
 # Position of a metric and the name in its result, which is empty for one number.
@@ -220,3 +221,30 @@ def remark_on_metrics(step: Any) -> str | None:
         "reports: fit never resets it, so that it is of all epochs there, and of one "
         "here"
     )
+
+
+def all_metrics(model: keras.Model) -> Sequence[keras.metrics.Metric]:
+    """Returns all metrics of a model, also those its `metrics` leaves out."""
+    # A class may override the property, and forget a metric that it updates.
+    return parts_of_metrics([*model.metrics, *keras.Model.metrics.fget(model)])
+
+
+def as_numbers(logs: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+    """Returns the mean of each value of some logs, float64."""
+    return {
+        name: tf.reduce_mean(tf.cast(value, tf.float64)) for name, value in logs.items()
+    }
+
+
+def flat_logs(logs: Any, title: str) -> dict[str, Any]:
+    """Returns logs by name; a metric's result may be a dictionary of several."""
+    if logs is None:
+        return {}
+    if not isinstance(logs, Mapping):
+        raise UsageError(
+            f"{title} returned {kind_of(logs)}: return a dictionary of numbers by name."
+        )
+    found: dict[str, Any] = {}
+    for name, value in logs.items():
+        found |= value if isinstance(value, Mapping) else {name: value}
+    return found
