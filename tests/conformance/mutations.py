@@ -602,7 +602,7 @@ MUTATIONS = (
     Mutation(
         "sums in the logs of a step are averaged",
         "trainers/user_code/own_step/model_step.py",
-        (("for name in self.summed:", "for name in ():"),),
+        (("value if name in self.summed else value * share", "value * share"),),
         tests=_OWN_STEPS,
     ),
     Mutation(
@@ -631,7 +631,7 @@ MUTATIONS = (
     Mutation(
         "workers do not learn what the chief's callbacks have drawn",
         "trainers/keras_program/chief_callbacks.py",
-        (("if self._given and has_passes and has_tasks:", "if False:"),),
+        (('{"random": random_state()} if has_passes else {}', "{}"),),
         tests=f"{_CALLS}[random_parts_and_callback-multi_worker_mirrored]",
     ),
     Mutation(
