@@ -17,6 +17,7 @@ from benchmarks.speed import sides
 from benchmarks.speed.sides import Measured, Peer, Project, Side
 from benchmarks.speed.subject import Subject, measure_pairs
 from benchmarks.speed.subjects import SUBJECTS
+from strategies.common.types import SummaryLevel
 from tests.markers import further
 from tests.processes import run_module
 from trainers.reporting.metrics import ThroughputMeter
@@ -79,7 +80,9 @@ def test_peers_are_measured_as_the_project(
             sums={"examples": np.array([64])},
             workers=None,
         )
-        event: Any = types.SimpleNamespace(results=results, call_seconds=seconds)
+        event: Any = types.SimpleNamespace(
+            results=results, call_seconds=seconds, observed=SummaryLevel.NONE
+        )
         meter(event)
     stopwatch.report()
     found = json.loads(capsys.readouterr().out)["examples_per_second"]

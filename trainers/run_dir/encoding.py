@@ -3,11 +3,11 @@
 import base64
 import io
 import math
+import sys
 from collections import deque
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 # Keys of values that JSON cannot express, and of the type of an array.
 _FLOAT, _ARRAY, _ENTRIES, _TYPE = "/float", "/array", "/entries", "/type"
@@ -31,8 +31,7 @@ def encoded(value: Any) -> list[Any]:
     Args:
       value: Number, text, array or tensor, or a list, set or dictionary of them.
     """
-    # Not of a variable, whose place its value must not take.
-    if isinstance(value, tf.Tensor) and hasattr(value, "numpy"):
+    if _is_tensor(value):
         return [{_TENSOR: part} for part in encoded(np.asarray(value.numpy()))]
     if isinstance(value, np.generic):
         value = value.item()
@@ -60,6 +59,15 @@ def encoded(value: Any) -> list[Any]:
     return []
 
 
+def _is_tensor(value: Any) -> bool:
+    """Returns whether a value is a tensor that has a value, and no variable."""
+    # Processes that only compare runs import this module, and no TensorFlow.
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is None:
+        return False
+    return isinstance(value, tensorflow.Tensor) and hasattr(value, "numpy")
+
+
 def is_not_finite(value: Any) -> bool:
     """Returns whether a JSON value is an encoded number that is not finite."""
     words = ("inf", "-inf", "nan")
@@ -75,7 +83,7 @@ def decoded(value: Any) -> Any:
     if value.keys() == {_FLOAT}:
         return float(value[_FLOAT])
     if value.keys() == {_TENSOR}:
-        return tf.convert_to_tensor(decoded(value[_TENSOR]))
+        return sys.modules["tensorflow"].convert_to_tensor(decoded(value[_TENSOR]))
     if _ARRAY in value:
         buffer = io.BytesIO(base64.b64decode(value[_ARRAY]))
         array = np.load(buffer, allow_pickle=False)

@@ -101,7 +101,9 @@ def own_step(
 def _check_updates(model: keras.Model, seen: Observed) -> None:
     """Refuses a step without updates, or with updates of weights that are not known."""
     if not seen.updates:
-        if not model.trainable_weights:
+        # A step of the class may be without a call of the model, which builds it.
+        is_built = model.weights or not has_own_step(model)
+        if is_built and not model.trainable_weights:
             raise without_weights(type(model).__name__, model)
         raise UsageError(
             f"{type(model).__name__}.train_step hands no gradients to an optimizer: "
