@@ -159,7 +159,7 @@ def test_only_flags_reads_the_command_line() -> None:
 COLLECTIVES = (
     *("broadcast_from_chief", "barrier", "wait_until_all_are_done"),
     *("average_replica_variables", "gather_replica_state", "agree_on_step"),
-    "messages_of_all",
+    *("messages_of_all", "other_messages", "refuse_together"),
 )
 
 
@@ -177,6 +177,8 @@ def test_only_the_training_program_calls_collectives() -> None:
         "trainers/modes/training_run.py",
         # Every task compares its command with those of the others before that.
         "trainers/modes/same_command.py",
+        # `other_messages` and `refuse_together`, for that.
+        "trainers/loop/task_agreement.py",
         # `agree_on_step`, which the training program calls.
         "trainers/fault_tolerance/rollback.py",
         # Every task runs the Keras program, and gets what its callbacks change.

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from strategies.base import Strategy
 from strategies.cluster.spec import Cluster
-from strategies.common.errors import ExitCode, UsageError
+from strategies.common.errors import ExitCode
 from strategies.common.private_apis.fit_data import having_shuffles
 from strategies.common.text import shown
 from trainers.config.config import Config
@@ -43,6 +43,7 @@ from trainers.keras_program.lent_model.traced_functions import TracedModels
 from trainers.keras_program.program_variables import ProgramVariables
 from trainers.loop.builder import assemble_parts
 from trainers.loop.parts import Phase, TrainingParts
+from trainers.loop.task_agreement import other_messages, refuse_together
 from trainers.run_dir.checkpoint_manifest import DamagedError
 from trainers.run_dir.run_dir import RunDir
 from trainers.run_dir.train_state import FitCall, check_state, was_over
@@ -206,15 +207,14 @@ class CallsOfFit:
     def _require_same_model(self, model: keras.Model) -> None:
         """Refuses a model of which a task has other weights, or another optimizer."""
         own = trained_parts(model)
-        texts = self._strategy.messages_of_all(json.dumps(own).encode())
-        pairs = [pair for text in texts for pair in json.loads(text).items()]
+        others = other_messages(own, self._cluster, self._strategy)
+        pairs = [pair for _, theirs, _ in others for pair in theirs.items()]
         other = sorted({name for name, x in pairs if own.get(name, x) != x})
         if other:
-            self._strategy.wait_until_all_are_done()
-            self._strategy.close()
-            raise UsageError(
+            refuse_together(
                 f"workers have models of other {', '.join(other)}: callbacks run on "
-                "the chief alone, so change the model between two calls of fit."
+                "the chief alone, so change the model between two calls of fit.",
+                self._strategy,
             )
 
     def _data_of(self, arguments: FitArguments) -> Data:

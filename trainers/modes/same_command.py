@@ -5,16 +5,12 @@ would show it. Tasks of a launcher have one command and one machine, but a progr
 make other data on each.
 """
 
-import json
-from collections.abc import Iterator, Mapping
-from typing import Any
-
 from strategies.base import Strategy
 from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
-from strategies.common.errors import UsageError
 from trainers.config.config import Config
 from trainers.loop.parts import TrainingParts
+from trainers.loop.task_agreement import other_messages, refuse_together
 from trainers.modes.node_comparison import differences, source_digest
 from trainers.reporting.result import examples_sha256, versions
 
@@ -36,13 +32,14 @@ def require_same_command(
     del settings["run_dir"]
     own = {"versions": versions(), "source": source_digest(), "settings": settings}
     problems = []
-    for task, theirs, ours in _other_messages(own, cluster, strategy):
+    for task, theirs, ours in other_messages(own, cluster, strategy):
         for kind, words in differences(task, theirs, ours):
             if kind == "problem":
                 problems.append(words)
             elif cluster.is_chief:
                 console.warn(words)
-    _refuse(problems, strategy)
+    if problems:
+        refuse_together(problems[0], strategy)
 
 
 def require_same_data(parts: TrainingParts, cluster: Cluster, console: Console) -> None:
@@ -58,7 +55,7 @@ def require_same_data(parts: TrainingParts, cluster: Cluster, console: Console) 
     sizes = [int(each.num_examples) for each in (data.train, data.evaluation)]
     own = {"sizes": sizes, "steps": parts.train_steps, "first": examples_sha256(data)}
     problems = []
-    for task, theirs, ours in _other_messages(own, cluster, parts.strategy):
+    for task, theirs, ours in other_messages(own, cluster, parts.strategy):
         if theirs["sizes"] != ours["sizes"]:
             trained, held_out = theirs["sizes"]
             problems.append(
@@ -78,24 +75,5 @@ def require_same_data(parts: TrainingParts, cluster: Cluster, console: Console) 
                 f"{task} has other examples than this task: unless they are drawn at "
                 "random, give every task the same data."
             )
-    _refuse(problems, parts.strategy)
-
-
-def _other_messages(
-    own: Mapping[str, Any], cluster: Cluster, strategy: Strategy
-) -> Iterator[tuple[str, Any, Any]]:
-    """Yields each task with another message: its name, its message and this task's."""
-    message = json.dumps(own).encode()
-    names = {address: task for task, address in cluster.tasks().items()}
-    of_all = strategy.messages_of_all(message)
-    for address, other in zip(cluster.computing, of_all, strict=True):
-        if other != message:
-            yield names[address], json.loads(other), json.loads(message)
-
-
-def _refuse(problems: list[str], strategy: Strategy) -> None:
     if problems:
-        # Another task may still read this one's message.
-        strategy.wait_until_all_are_done()
-        strategy.close()
-        raise UsageError(problems[0])
+        refuse_together(problems[0], parts.strategy)

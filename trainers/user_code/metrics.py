@@ -134,6 +134,7 @@ def resolve_metrics(
         of_output = metric.of_output(labels, predictions)
         metric.metric.update_state(*of_output)
         metric.metric.reset_state()
+        # Once more, because the first values are not those of `reset_state`.
         initial = [variable.numpy() for variable in metric.metric.variables]
         metric.metric.update_state(*of_output)
         later = [variable.numpy() for variable in metric.metric.variables]
@@ -151,6 +152,7 @@ def resolve_metrics(
         if _is_mean(metric, weights) and not probe.is_masked:
             means[name] = MeanOverExamples(name, metric)
             continue
+        # Once more, because the first values are not those of `reset_state`.
         initial = [variable.numpy() for variable in metric.metric.variables]
         counting.append(CountingMetric(name, metric, initial))
         counting[-1].check_sums(labels, predictions, weights)

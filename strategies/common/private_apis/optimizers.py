@@ -6,9 +6,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common.stateless_scope import (
-    get_stateless_scope,
-)
+from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from strategies.common.private_apis.variables import make_anew
